@@ -1,0 +1,64 @@
+# make book    execute the chapters and build the site in _build/html
+#              PROFILE=smoke|laptop|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda|mps  SEED=n  JOBS=n
+# make test    run the suite                  make lab     open the chapters in JupyterLab
+# make bench   measure what is claimed fast   make status  say what is stale and why
+# make lint    check the code's form          make clean   remove _build
+#
+# The first of these sets up .venv (PYTHON= names the interpreter, 3.10 or later), as does one after
+# requirements.txt changed.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+PROFILE ?= laptop
+CHAPTER ?=
+DEVICE  ?= auto
+SEED    ?=
+JOBS    ?= 1
+BENCH   ?=
+TESTS   ?=
+LAB     ?=
+
+python := $(VENV)/bin/python
+book   := $(python) -m lib.book
+options = --profile "$(PROFILE)" --chapter "$(CHAPTER)" --device "$(DEVICE)" --seed "$(SEED)"
+
+.PHONY: book execute publish status claims test lab bench lint clean
+.DEFAULT_GOAL := book
+
+book execute: $(VENV)/.ready
+	@$(book) $(if $(filter execute,$@),execute,build) $(options) --jobs "$(JOBS)"
+
+publish claims: $(VENV)/.ready
+	@$(book) $@
+
+status: $(VENV)/.ready
+	@$(book) status $(options)
+
+test: $(VENV)/.ready
+	@$(python) -m pytest -q -n 2 --dist loadfile $(TESTS)
+
+bench: $(VENV)/.ready
+	@$(python) -m bench $(BENCH)
+
+lint: $(VENV)/.ready
+	@$(python) -m ruff check . && $(python) -m ruff format --check .
+
+lab: $(VENV)/.ready-lab
+	@PYTHONPATH="$(CURDIR)" JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab" $(python) -m jupyter lab $(LAB) chapters
+
+clean:
+	rm -rf _build
+
+# The stamp is written last: an installation that broke off is taken up again.
+$(VENV)/.ready: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; PYTHON=... names one")'
+	@rm -f $@
+	@test -x $(python) && $(python) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "setting up $(VENV) (once, a few minutes)"
+	@$(python) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/.ready-lab: $(VENV)/.ready requirements-lab.txt
+	@$(python) -m pip install --quiet --disable-pip-version-check -r requirements-lab.txt
+	@JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab" $(VENV)/bin/jupytext-config set-default-viewer markdown myst
+	@touch $@

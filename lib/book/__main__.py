@@ -1,0 +1,180 @@
+"""The command line: python -m lib.book build|execute|publish|status|claims."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import time
+from collections import Counter
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lib.book import chapters, run, site
+
+app = typer.Typer(
+    help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
+console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
+
+Profile = typer.Option("laptop", help=f"One of {', '.join(chapters.PROFILES)}.")
+Chapter = typer.Option("", help="A path or glob, several with commas between; empty for all chapters.")
+Device = typer.Option("auto", help=f"One of {', '.join(chapters.DEVICES)}.")
+Seed = typer.Option("", help="A whole number; empty for each chapter's own.")
+Jobs = typer.Option("1", help="How many chapters are executed at the same time.")
+Force = typer.Option(False, "--force", help="Execute also what is up to date.")
+
+
+def command(function):
+    """Register a command: bad input ends it with status 2, a failure with 1, an interruption with 130."""
+
+    @functools.wraps(function)
+    def guarded(**options):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            status = function(**options)
+        except chapters.BadInput as error:
+            console.print(f"error: {error}")
+            status = 2
+        except site.SiteError as error:
+            console.print(f"error: {error}", style="red")
+            status = 1
+        except KeyboardInterrupt:
+            console.print("interrupted: finished chapters and the published site are kept, the next run goes on")
+            sys.stdout.flush()
+            os._exit(130)  # threads that wait for a killed kernel are not waited for
+        raise typer.Exit(status or 0)
+
+    return app.command(help=function.__doc__)(guarded)
+
+
+@command
+def build(profile: str = Profile, chapter: str = Chapter, device: str = Device, seed: str = Seed, jobs: str = Jobs,
+          force: bool = Force):  # fmt: skip
+    """Execute the stale chapters and publish the site."""
+    started = time.monotonic()
+    selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
+    with run.lock(console.print):
+        outcomes = run.execute(selected, parameters, jobs, console, force)
+        status = _report(outcomes)
+        if status:
+            console.print("the published site is as it was")
+            return status
+        with console.status("building the site"):
+            html, anew, missing = site.publish(partial=bool(chapter))
+    if missing:
+        names = ", ".join(page.short for page in missing)
+        console.print(f"shown without results, because never executed as they are now: {names} (run `make book`)")
+    state = "built" if anew else "unchanged"
+    console.print(f"site {state} in {time.monotonic() - started:.1f} s: {html / 'index.html'}")
+    return 0
+
+
+@command
+def execute(profile: str = Profile, chapter: str = Chapter, device: str = Device, seed: str = Seed, jobs: str = Jobs,
+            force: bool = Force):  # fmt: skip
+    """Execute the stale chapters, and leave the site alone."""
+    selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
+    with run.lock(console.print):
+        return _report(run.execute(selected, parameters, jobs, console, force))
+
+
+@command
+def publish():
+    """Build the site from the chapters as they were last executed."""
+    _validate_claims()
+    with run.lock(console.print), console.status("building the site"):
+        html, anew, _ = site.publish()
+    console.print(f"site {'built' if anew else 'unchanged'}: {html / 'index.html'}")
+    return 0
+
+
+@command
+def status(profile: str = Profile, chapter: str = Chapter, device: str = Device, seed: str = Seed):
+    """Say which chapters are stale, and why."""
+    selected, parameters, _ = _settings(profile, chapter, device, seed, "1")
+    table = Table("chapter", "state", "why", box=None)
+    for page in selected:
+        reasons = run.stale(page, parameters)
+        table.add_row(page.short, "stale" if reasons else "current", "; ".join(reasons))
+    console.print(table)
+    return 0
+
+
+@command
+def claims():
+    """Write claims.json from the chapters as they were last executed, and print its summary."""
+    _validate_claims()
+    rows = site.write_claims(site.collect(chapters.pages()))
+    table = Table("claim", "verdict", "profile", "chapter", box=None)
+    for row in rows:
+        table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
+    console.print(table)
+    counts = Counter(row["verdict"] for row in rows)
+    console.print(f"{len(rows)} claims: " + ", ".join(f"{number} {name}" for name, number in counts.most_common()))
+    console.print(str(chapters.BUILD / "claims.json"))
+    return 0
+
+
+def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
+    """The selected chapters, the parameters to inject, the number of jobs; raises BadInput before any work."""
+    chapters.check_choice("profile", profile, chapters.PROFILES)
+    chapters.check_choice("device", device, chapters.DEVICES)
+    run.check_device(device)
+    parameters: dict = {"profile": profile, "device": device}
+    if seed:
+        if not seed.isdecimal():
+            raise chapters.BadInput(f"seed {seed!r} is not a whole number from 0 on")
+        parameters["seed"] = int(seed)
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise chapters.BadInput(f"jobs {jobs!r} is not a whole number from 1 on")
+    everything = chapters.chapters()
+    site.check_title(everything)
+    selected = chapters.select(everything, chapter)
+    _validate_claims()
+    return selected, parameters, int(jobs)
+
+
+def _validate_claims() -> None:
+    """Damaged declarations, and claims that are undeclared, misspelt or checked twice, end the command here."""
+    from lib import claims as ledger
+
+    try:
+        ledger.validate()
+        ledger.check_sources([page.path for page in chapters.chapters()])
+    except ValueError as error:
+        raise chapters.BadInput(str(error)) from error
+
+
+def _report(outcomes: list[run.Outcome]) -> int:
+    """One line per chapter, then what failed; the exit status."""
+    table = Table("chapter", "state", "time", "reproduced", "not", "not run", box=None)
+    for outcome in outcomes:
+        verdicts = Counter() if outcome.state == "failed" else _verdicts(outcome.page)
+        state = {"current": "up to date", "failed": "FAILED"}.get(outcome.state, outcome.state)
+        seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
+        table.add_row(outcome.page.short, state, seconds, *(str(verdicts[name]) for name in ("yes", "no", "not run")))
+    console.print(table)
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    for outcome in failed:
+        console.print(f"\n{outcome.page.name}.md failed in {outcome.error}", style="red")
+    return 1 if failed else 0
+
+
+def _verdicts(page: chapters.Page) -> Counter:
+    """How many claims of an executed chapter came out as claimed, otherwise, and not at all."""
+    notebook = site.with_results(page)
+    counts: Counter = Counter()
+    for record in site.render_claims(notebook, page) if notebook else []:
+        verdict = record["verdict"]
+        held = verdict.startswith("reproduced") or verdict == "supported"
+        counts["yes" if held else "not run" if verdict in ("not run", "not written yet") else "no"] += 1
+    return counts
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m lib.book")

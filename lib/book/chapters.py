@@ -1,0 +1,269 @@
+"""The pages of the book, the parameters of its chapters, and what a chapter's results depend on."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import hashlib
+import importlib.metadata
+import os
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
+PROFILES = ("smoke", "laptop", "paper")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+# Neither the pipeline nor the ledger changes what a chapter computes: claim tables are rendered again at each
+# publishing, so an edit of lib/claims.py must not cost an execution. Every other module of lib counts.
+NOT_INPUTS = ("lib.book", "lib.claims")
+
+
+class BadInput(ValueError):
+    """The command cannot start: the message names the thing and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the table of contents; it is a chapter when it has a kernel and code cells."""
+
+    name: str  # "chapters/feature-collapse/theorems"
+    root: Path = field(default=ROOT, repr=False)
+
+    @property
+    def path(self) -> Path:
+        return self.root / f"{self.name}.md"
+
+    @property
+    def short(self) -> str:
+        return self.name.removeprefix("chapters/")
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf8")
+
+    @cached_property
+    def is_chapter(self) -> bool:
+        header = re.match(r"---\n.*?^kernelspec:.*?^---$", self.text, re.MULTILINE | re.DOTALL)
+        return header is not None and re.search(r"^```+\s*\{code-cell\}", self.text, re.MULTILINE) is not None
+
+    @cached_property
+    def notebook(self):
+        """The Markdown source as a notebook without outputs."""
+        import jupytext
+
+        try:
+            return jupytext.reads(self.text, fmt="md:myst")
+        except Exception as error:
+            raise BadInput(f"{self.name}.md cannot be read as a MyST Markdown notebook: {error}") from error
+
+    @cached_property
+    def code(self) -> list:
+        return [cell for cell in self.notebook.cells if cell.cell_type == "code"]
+
+    @cached_property
+    def declared(self) -> dict:
+        """Names and default values of the cell tagged `parameters`."""
+        names = {}
+        for cell in self.code:
+            if "parameters" in cell.metadata.get("tags", []):
+                for node in _parse(cell.source).body:
+                    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                        try:
+                            names[node.targets[0].id] = ast.literal_eval(node.value)
+                        except ValueError:
+                            names[node.targets[0].id] = None
+        return names
+
+    def parameters(self, given: dict) -> dict:
+        """The given parameters that the chapter declares, with its own values for the others."""
+        return {**self.declared, **{key: value for key, value in given.items() if key in self.declared}}
+
+    def key(self, given: dict) -> dict:
+        """Everything that the results depend on, by part, so that a difference can be named."""
+        return {
+            "code": code_hash(self.code),
+            "parameters": self.parameters(given),
+            "lib": {name: _sha(path.read_bytes()) for name, path in imported_modules(self.code, self.root).items()},
+            "versions": {name: version(name) for name in ("torch", "numpy")},
+            "data": data_fingerprint() if "dataset" in self.declared else None,
+        }
+
+
+def pages(root: Path = ROOT) -> list[Page]:
+    """The pages of `_toc.yml`, in reading order. Raises BadInput for a damaged table and for a missing file."""
+    path = root / "_toc.yml"
+    try:
+        toc = yaml.safe_load(path.read_text(encoding="utf8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise BadInput(f"the table of contents {path} cannot be read: {error}") from error
+    names: list[str] = []
+
+    def walk(node) -> None:
+        if isinstance(node, dict):
+            names.extend(str(node[key]) for key in ("root", "file") if key in node)
+            for key in ("parts", "chapters", "sections", "subtrees", "entries"):
+                walk(node.get(key))
+        elif isinstance(node, list):
+            for item in node:
+                walk(item)
+
+    walk(toc)
+    found = [Page(name.removesuffix(".md"), root) for name in names]
+    for page in found:
+        if not page.path.is_file():
+            raise BadInput(f"_toc.yml lists {page.name}, but there is no file {page.name}.md")
+    return found
+
+
+def chapters(root: Path = ROOT) -> list[Page]:
+    return [page for page in pages(root) if page.is_chapter]
+
+
+def select(everything: list[Page], pattern: str) -> list[Page]:
+    """The chapters that a path or glob (or several, with commas between) names; all of them for an empty pattern.
+
+    `chapters/feature-collapse/theorems.md`, the same without `.md` or without `chapters/`, and globs of these are
+    understood. Raises BadInput with the list of known chapters when one matches nothing.
+    """
+    wanted = [part.strip() for part in pattern.split(",") if part.strip()]
+    if not wanted:
+        return everything
+    chosen = set()
+    for part in wanted:
+        plain = part.removeprefix("./").removesuffix(".md").removesuffix("/")
+        hits = [
+            page.name
+            for page in everything
+            for name in (page.name, page.short)
+            if fnmatch.fnmatchcase(name, plain) or name.startswith(f"{plain}/")
+        ]
+        if not hits:
+            known = "\n  ".join(f"{page.name}.md" for page in everything)
+            raise BadInput(f"unknown chapter {part!r}; known chapters:\n  {known}")
+        chosen.update(hits)
+    return [page for page in everything if page.name in chosen]
+
+
+def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise BadInput(f"unknown {what} {value!r}; known {what}s: {', '.join(known)}")
+
+
+def code_hash(cells) -> str:
+    """SHA-256 of the code cells and of the tags that change what executing them does."""
+    parts = []
+    for cell in cells:
+        tags = sorted(set(cell.metadata.get("tags", [])) & {"parameters", "raises-exception"})
+        parts.append(f"{','.join(tags)}\n{cell.source.strip()}")
+    return _sha("\n\0\n".join(parts).encode())
+
+
+def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
+    """The modules of `lib` that the cells import, directly or through other modules of `lib`, and their files.
+
+    Imports are read from the syntax tree, those inside functions included; modules named only at run time
+    (`importlib.import_module`) are not seen. An imported module brings in its parent packages.
+    """
+    files = _modules(root)
+    found: dict[str, Path] = {}
+    queue = [name for cell in cells for name in _imports(_parse(cell.source), "", files)]
+    while queue:
+        name = queue.pop()
+        parts = name.split(".")
+        for candidate in (".".join(parts[: i + 1]) for i in range(len(parts))):
+            if candidate in found or candidate not in files or _excluded(candidate):
+                continue
+            path = found[candidate] = files[candidate]
+            package = candidate if path.name == "__init__.py" else candidate.rpartition(".")[0]
+            queue.extend(_imports(_parse(path.read_text(encoding="utf8")), package, files))
+    return dict(sorted(found.items()))
+
+
+def data_fingerprint() -> str:
+    """Hash of names, sizes and modification times below the data folder; the files themselves are not read."""
+    folder = Path(os.environ.get("COLLAPSE_DATA") or Path.home() / ".cache" / "collapse-book")
+    entries = []
+    for where, _, names in os.walk(folder):
+        for name in names:
+            status = os.stat(os.path.join(where, name))
+            relative = os.path.relpath(os.path.join(where, name), folder)
+            entries.append(f"{relative}\0{status.st_size}\0{int(status.st_mtime)}")
+    return _sha("\n".join(sorted(entries)).encode())
+
+
+def differences(old: dict | None, new: dict) -> list[str]:
+    """What changed between two keys, in words; empty when the results of `old` are still good."""
+    if not old:
+        return ["never executed"]
+    reasons = []
+    if old["code"] != new["code"]:
+        reasons.append("its code cells changed")
+    for name, value in new["parameters"].items():
+        before = old["parameters"].get(name)
+        if before != value and not (old["code"] != new["code"] and name not in old["parameters"]):
+            reasons.append(f"parameter {name}: {before!r} -> {value!r}")
+    for name in sorted(set(old["lib"]) | set(new["lib"])):
+        if name not in new["lib"]:
+            reasons.append(f"{name} is no longer imported")
+        elif name not in old["lib"]:
+            reasons.append(f"{name} is imported now")
+        elif old["lib"][name] != new["lib"][name]:
+            reasons.append(f"{name} changed")
+    for name, version in new["versions"].items():
+        if old["versions"].get(name) != version:
+            reasons.append(f"{name} {old['versions'].get(name)} -> {version}")
+    if old["data"] != new["data"]:
+        reasons.append("the data set changed")
+    return reasons
+
+
+def _modules(root: Path) -> dict[str, Path]:
+    files = {}
+    for path in sorted((root / "lib").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+def _excluded(name: str) -> bool:
+    return any(name == other or name.startswith(f"{other}.") for other in NOT_INPUTS)
+
+
+def _parse(source: str) -> ast.Module:
+    """The syntax tree; lines of IPython (`%magic`, `!command`) are left out, broken code gives an empty tree."""
+    lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()]
+    try:
+        return ast.parse("\n".join(lines))
+    except SyntaxError:
+        return ast.Module(body=[], type_ignores=[])  # the execution of the chapter will say where
+
+
+def _imports(tree: ast.Module, package: str, files: dict[str, Path]):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "lib")
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+            if base.split(".")[0] == "lib":
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in files)
+
+
+def version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

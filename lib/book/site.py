@@ -1,0 +1,342 @@
+"""Composing the pages from prose and executed results, and publishing them as one site."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, version
+from lib.book.run import executed_notebook
+
+CLAIM = "application/vnd.collapse.claim+json"
+FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds")
+RENDERERS = (
+    "jupyter-book", "Sphinx", "myst-nb", "myst-parser", "sphinx-book-theme", "pydata-sphinx-theme", "sphinx-proof",
+    "sphinxcontrib-bibtex", "sphinx-design", "sphinx-mathjax-offline", "docutils", "Pygments",
+)  # fmt: skip
+
+
+class SiteError(RuntimeError):
+    """The site could not be built; the published one is as it was."""
+
+
+def with_results(page: Page):
+    """The chapter as a notebook: the prose of now, the outputs of its last execution, the injected parameters.
+
+    Outputs belong to code cells by their order, which is sound because the code cells are compared first. Returns None
+    when the chapter has not been executed since its code changed.
+    """
+    import nbformat
+
+    executed = executed_notebook(page)
+    if executed is None or executed.metadata.book.key["code"] != code_hash(page.code):
+        return None
+    cells = [cell for cell in executed.cells if cell.cell_type == "code"]
+    injected = [cell for cell in cells if "injected-parameters" in cell.metadata.get("tags", [])]
+    results = iter([cell for cell in cells if cell not in injected])
+    notebook = _without_results(page)
+    composed = []
+    for cell in notebook.cells:
+        composed.append(cell)
+        if cell.cell_type == "code":
+            result = next(results)
+            cell.outputs, cell.execution_count = result.outputs, result.execution_count
+            if "parameters" in cell.metadata.get("tags", []):
+                for extra in injected:
+                    prompts = {"code_prompt_show": "Parameters of this build", "code_prompt_hide": "Hide"}
+                    metadata = {"tags": ["injected-parameters", "hide-input"], "mystnb": prompts}
+                    composed.append(nbformat.v4.new_code_cell(extra.source, metadata=metadata, id="injected"))
+                    composed[-1].execution_count = extra.execution_count
+    notebook.cells = composed
+    notebook.metadata["language_info"] = executed.metadata.get("language_info", {})
+    return notebook
+
+
+def render_claims(notebook, page: Page) -> list[dict]:
+    """Judge the claims of a notebook against the declarations of now, in place; returns their records."""
+    from lib import claims
+
+    records = []
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        if CLAIM in output.get("data", {}):
+            record = {**output.data[CLAIM], "chapter": page.short}
+            try:
+                record, output.data["text/html"] = claims.render(record)
+            except (ValueError, KeyError) as error:
+                raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
+            output.data[CLAIM] = record
+            records.append(dict(record))
+    return records
+
+
+def collect(everything: list[Page]) -> list[dict]:
+    """The records of the claims that the chapters, as last executed, measured; judged by the declarations of now."""
+    records = []
+    for page in everything:
+        if page.is_chapter and (notebook := with_results(page)) is not None:
+            records += render_claims(notebook, page)
+    return records
+
+
+def write_claims(records: list[dict]) -> list[dict]:
+    """Write `claims.json`, in the order of the declarations; returns its rows."""
+    from lib import claims
+
+    declared, _, pending = claims.validate()
+    measured = {record["id"]: record for record in records}
+    rows = []
+    for name, declaration in declared.items():
+        verdict = "not written yet" if name in pending else "not run"
+        absent = {"id": name, "verdict": verdict, "measured": {}, "expected": declaration.get("expect", {})}
+        record = measured.get(name, absent)
+        rows.append({field: record.get(field) for field in FIELDS})
+    _write(BUILD / "claims.json", json.dumps(rows, indent=1, ensure_ascii=False).encode() + b"\n")
+    return rows
+
+
+def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page]]:
+    """Compose all pages, build them into a new folder and make that the site; the old site stays until then.
+
+    With `partial`, chapters without results are shown without them (and Sphinx's warnings are not errors, since
+    references into those results lead nowhere). Returns the path of the site, whether it was built anew, and the
+    chapters without results. Raises SiteError.
+    """
+    everything = pages(root)
+    files, records, missing = _compose(everything, root)
+    if missing and not partial:
+        names = ", ".join(page.short for page in missing)
+        raise SiteError(f"without results, or executed before their code changed: {names}; execute them first")
+    write_claims(records)
+    digest = _sync(files)
+    sites, html = BUILD / "sites", BUILD / "html"
+    site = sites / digest
+    current = html.resolve() == site.resolve() and site.is_dir()
+    if not current:
+        if not site.is_dir():
+            _build(root, files, site, strict=not missing)
+        _switch(html, site)
+    for old in sites.iterdir():
+        if old != site and old.name != "jupyter_execute":
+            shutil.rmtree(old, ignore_errors=True)
+    return html, not current, missing
+
+
+def _compose(everything: list[Page], root: Path):
+    """All files of the Sphinx source folder, the claims' records, and the chapters without results."""
+    from lib import claims
+
+    files: dict[str, bytes] = {}
+    records, missing, texts = [], [], []
+    for page in everything:
+        if not page.is_chapter:
+            texts.append(page)
+            continue
+        notebook = with_results(page)
+        if notebook is None:
+            missing.append(page)
+            notebook = _without_results(page)
+            note = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
+        else:
+            records += render_claims(notebook, page)
+            files[f"downloads/{page.name}.ipynb"] = _bytes(notebook)
+            note = _run_note(page)
+        files[f"downloads/{page.name}.md"] = page.text.encode()
+        _insert_note(notebook, note)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = _link_chapters(cell.source, page, everything)
+        files[f"{page.name}.ipynb"] = _bytes(notebook)
+    for page in texts:
+        text = page.text
+        if "<!-- ledger -->" in text:
+            text = text.replace("<!-- ledger -->", claims.ledger_page(records))
+        if "<!-- errata -->" in text:
+            text = text.replace("<!-- errata -->", claims.errata_page())
+        files[f"{page.name}.md"] = _link_chapters(text, page, everything).encode()
+    for path in [root / "_toc.yml", root / "references.bib", *_assets(root)]:
+        if path.is_file():
+            files[path.relative_to(root).as_posix()] = path.read_bytes()
+    files["_config.yml"] = (root / "_config.yml").read_bytes()
+    return files, records, missing
+
+
+def _assets(root: Path):
+    for path in sorted((root / "_static").rglob("*")):
+        if path.is_file():
+            yield path
+    for path in sorted((root / "chapters").rglob("*")):
+        if path.suffix in {".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp"} and ".ipynb_checkpoints" not in path.parts:
+            yield path
+
+
+def _without_results(page: Page):
+    """A copy of the chapter's notebook, with names of its cells that stay the same from build to build."""
+    import copy
+
+    notebook = copy.deepcopy(page.notebook)
+    notebook.metadata.pop("jupytext", None)  # a downloaded notebook stands alone and is not paired with anything
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+    return notebook
+
+
+def _run_note(page: Page) -> str:
+    """How the reader runs the chapter, and how what is shown was run."""
+    book = executed_notebook(page).metadata.book
+    parameters = dict(book.key["parameters"])
+    profile = parameters.pop("profile", "laptop")
+    command = f"make book CHAPTER={page.name}.md PROFILE={profile}"
+    if parameters.get("device", "auto") != "auto":
+        command += f" DEVICE={parameters['device']}"
+    if "seed" in parameters and parameters["seed"] != page.declared["seed"]:
+        command += f" SEED={parameters['seed']}"
+    rest = ", ".join(f"{name} `{value}`" for name, value in parameters.items())
+    name = page.name.rpartition("/")[2]
+    return "\n".join([
+        "::::{dropdown} Run this chapter yourself",
+        ":class-container: run-note",
+        "",
+        "```bash",
+        command,
+        "```",
+        "",
+        "executes this chapter and renders the book. Change its parameters or its code and run the command again;",
+        "`make lab` opens it as a notebook. What the page shows was executed with profile",
+        f"`{profile}`{', ' + rest if rest else ''} in {_duration(book.seconds)}.",
+        "",
+        f"- {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`",
+        f"- {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`",
+        "::::",
+    ])  # fmt: skip
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def _insert_note(notebook, note: str) -> None:
+    """Put a note right after the first heading of the page."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and (heading := re.search(r"^# .*$", cell.source, re.MULTILINE)):
+            cell.source = f"{cell.source[: heading.end()]}\n\n{note}\n{cell.source[heading.end() :]}"
+            return
+    raise SiteError("a chapter has no title (a line that begins with '# ')")
+
+
+def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
+    """Links to the Markdown file of a chapter become links to its notebook, which is what Sphinx sees."""
+    known = {other.name for other in everything if other.is_chapter}
+    here = os.path.dirname(page.name)
+
+    def link(match) -> str:
+        target = os.path.normpath(os.path.join(here, match[1]))
+        return f"]({match[1]}.ipynb" if target in known else match[0]
+
+    return re.sub(r"\]\(([\w./-]+)\.md(?=[)#])", link, text)
+
+
+def _bytes(notebook) -> bytes:
+    import nbformat
+
+    return nbformat.writes(notebook).encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def _sync(files: dict[str, bytes]) -> str:
+    """Make the Sphinx source folder equal to `files`, touching only what differs; returns the site's digest."""
+    source = BUILD / "source"
+    digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in RENDERERS).encode())
+    digest.update(Path(__file__).read_bytes())
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+        path = source / name
+        if not path.is_file() or path.read_bytes() != content:
+            _write(path, content)
+    for path in source.rglob("*"):
+        if path.is_file() and path.relative_to(source).as_posix() not in files:
+            path.unlink()
+    return digest.hexdigest()[:16]
+
+
+def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> None:
+    """Run Sphinx into a temporary folder beside `site` and rename it.
+
+    Parsed pages are kept in `doctrees`, every page is written anew. The parsed pages are only trusted when the last
+    run ended well under the same configuration: a page with a warning must be read, and warn, again.
+    """
+    from jupyter_book.sphinx import build_sphinx
+
+    doctrees, temporary = BUILD / "doctrees", site.with_name(f".{site.name}.new")
+    common = {name: content for name, content in files.items() if not name.startswith(("chapters/", "downloads/"))}
+    trusted = hashlib.sha256(repr(sorted(common.items())).encode() + str(strict).encode()).hexdigest()
+    seal = doctrees / "trusted"
+    if not seal.is_file() or seal.read_text() != trusted:
+        shutil.rmtree(doctrees, ignore_errors=True)
+        shutil.rmtree(site.parent / "jupyter_execute", ignore_errors=True)
+    seal.unlink(missing_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    source, log = BUILD / "source", io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(log):
+        status = build_sphinx(
+            source, temporary, noconfig=True, path_config=source / "_config.yml", doctreedir=doctrees,
+            confoverrides={
+                "external_toc_path": str(source / "_toc.yml"), "nitpicky": True, "latex_individualpages": False
+            },
+            warningiserror=strict, keep_going=True,
+        )  # fmt: skip
+    if isinstance(status, KeyboardInterrupt):
+        raise status
+    if status:
+        shutil.rmtree(temporary, ignore_errors=True)
+        problems = re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()).replace(f"{source}/", "").strip()
+        raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
+    _finish(files, temporary)
+    seal.write_text(trusted)
+    os.replace(temporary, site)
+
+
+def _finish(files: dict[str, bytes], out: Path) -> None:
+    """The entry page, and behind each page's download button the executed notebook without the note on running it."""
+    import yaml
+
+    first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
+    if first != "index":
+        link = f'<meta http-equiv="Refresh" content="0; url={first}.html" />'
+        (out / "index.html").write_text(
+            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{link}<title>The book</title></head>'
+            f'<body><a href="{first}.html">The book</a></body></html>\n'
+        )
+    for name, content in files.items():
+        target = out / "_sources" / name.removeprefix("downloads/")
+        if name.startswith("downloads/") and name.endswith(".ipynb") and target.is_file():
+            target.write_bytes(content)
+
+
+def _switch(html: Path, site: Path) -> None:
+    """Let `html` mean the finished site, in one step."""
+    link = html.with_name(".html.new")
+    link.unlink(missing_ok=True)
+    link.symlink_to(site.relative_to(html.parent), target_is_directory=True)
+    if html.is_dir() and not html.is_symlink():  # not ours: a folder that an earlier tool made
+        os.replace(html, html.with_name("html.old"))
+    os.replace(link, html)
+
+
+def check_title(everything: list[Page]) -> None:
+    for page in everything:
+        if page.is_chapter and not re.search(r"^# .*$", page.text, re.MULTILINE):
+            raise BadInput(f"{page.name}.md has no title (a line that begins with '# ')")

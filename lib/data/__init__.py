@@ -1,0 +1,1 @@
+"""Data: the sentence task of the feature-collapse paper."""

@@ -1,0 +1,400 @@
+r"""The sentence task: concepts, words, latent variables, and the sentences they generate.
+
+A vocabulary of :math:`n_w` words falls into :math:`n_c` concepts of :math:`s_c = n_w / n_c` words. A class is a
+latent variable :math:`\mathbf z_k`, a sequence of L concepts; a sentence of the class replaces each concept by one of
+its words.
+
+Concepts are 0 ... n_c-1 here, and word :math:`(\alpha, \beta)` is the integer :math:`\alpha s_c + \beta`, both counted
+from zero.
+
+Source: Laurent, von Brecht & Bresson, *Feature Collapse*, sections 2 and 3, appendices A.3 and B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import comb
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_SENTENCES = 4_000_000  # what `SentenceTask.enumerate` is willing to list
+MAX_LATENTS = 2_000_000  # what `all_latents` is willing to list
+
+_LATENTS, _WORDS = 0, 1  # one seed, two independent streams: latent variables and words never share numbers
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceTask:
+    r"""A classification task with one class per latent variable.
+
+    Arguments: `latents` (K, L) int64 with values in 0 ... n_c-1; `frequencies` (s_c,) float64, the positive numbers
+    :math:`\mu_\beta` that sum to 1 and are shared by all concepts; `n_c`, the number of concepts.
+
+    Raises ValueError when a value is out of range, a frequency is not positive, or the frequencies do not sum to 1.
+
+    Source: Laurent et al., section 3 "Notation" and appendix A.3.
+    """
+
+    latents: Tensor
+    frequencies: Tensor
+    n_c: int
+
+    def __post_init__(self):
+        _positive("n_c", self.n_c)
+        _check_latents(self.latents, self.n_c)
+        object.__setattr__(self, "latents", torch.as_tensor(self.latents, dtype=torch.int64, device="cpu"))
+        object.__setattr__(self, "frequencies", _checked_frequencies(self.frequencies))
+
+    @property
+    def K(self) -> int:
+        """Number of classes."""
+        return self.latents.shape[0]
+
+    @property
+    def L(self) -> int:
+        """Words per sentence."""
+        return self.latents.shape[1]
+
+    @property
+    def s_c(self) -> int:
+        """Words per concept."""
+        return self.frequencies.shape[0]
+
+    @property
+    def n_w(self) -> int:
+        """Words in the vocabulary."""
+        return self.n_c * self.s_c
+
+    def sample(self, n_spl: int, seed: int) -> tuple[Tensor, Tensor]:
+        r"""`n_spl` independent sentences of every class, :math:`\mathbf x_{k,i} \sim \mathcal D_{\mathbf z_k}`.
+
+        Every word is the inverse of the cumulated frequencies at a uniform number from numpy's PCG64, drawn on the CPU:
+        the same seed gives the same sentences on every device.
+
+        Returns `x` (K n_spl, L) int64, word indices in 0 ... n_w-1, and `y` (K n_spl,) int64, sorted by class.
+        Raises ValueError when `n_spl` is below 1 or the seed is not a non-negative integer.
+        """
+        _positive("n_spl", n_spl)
+        cumulated = np.cumsum(self.frequencies.numpy())
+        uniform = _generator(seed, _WORDS).random((self.K, n_spl, self.L))
+        words = np.searchsorted(cumulated / cumulated[-1], uniform, side="right")  # beta
+        words += self.s_c * self.latents.numpy()[:, None, :]  # alpha s_c + beta
+        x = torch.from_numpy(words.reshape(-1, self.L))
+        return x, torch.arange(self.K).repeat_interleave(n_spl)
+
+    def enumerate(self) -> tuple[Tensor, Tensor, Tensor]:
+        r"""Every sentence that has positive probability in some class, with its probability there.
+
+        Returns `x` (K s_c^L, L) int64, `y` (K s_c^L,) int64 and `p` (K s_c^L,) float64,
+        :math:`p = \mathcal D_{\mathbf z_y}(\{\mathbf x\}) = \prod_\ell \mu_{\beta_\ell}`; it sums to 1 per class.
+        Raises ValueError when there are more than `MAX_SENTENCES` of them.
+
+        Source: Laurent et al., appendix A.3.
+        """
+        size = self.K * self.s_c**self.L
+        if size > MAX_SENTENCES:
+            raise ValueError(
+                f"enumerate: K * s_c**L = {self.K} * {self.s_c}**{self.L} = {size} sentences; "
+                f"at most {MAX_SENTENCES} are listed"
+            )
+        beta = _digits(self.s_c, self.L)  # (s_c^L, L)
+        x = self.s_c * self.latents[:, None, :] + beta[None, :, :]
+        p = self.frequencies[beta].prod(dim=1)
+        return x.reshape(-1, self.L), torch.arange(self.K).repeat_interleave(len(beta)), p.repeat(self.K)
+
+    def density(self, x: Tensor) -> Tensor:
+        r"""The printed density of any sentence under every class.
+
+        .. math:: \mathcal D_{\mathbf z_k}(\{\mathbf x\})
+                  = \prod_{\ell=1}^L \mathbf 1_{\{\alpha_\ell = z_{k,\ell}\}}\, \mu_{\beta_\ell}
+
+        `x`: (N, L) int64 word indices. Returns (N, K) float64. Source: Laurent et al., appendix A.3.
+        """
+        alpha, beta = x // self.s_c, x % self.s_c
+        matches = (alpha[:, None, :] == self.latents[None, :, :]).all(dim=2)
+        return matches * self.frequencies[beta].prod(dim=1, keepdim=True)
+
+
+def sentence_task(
+    n_c: int, n_w: int, L: int, K: int | None = None, frequencies: str | Tensor = "uniform", seed: int = 0
+) -> SentenceTask:
+    r"""A task whose classes are K distinct latent variables, drawn uniformly from the :math:`n_c^L` possible ones.
+
+    `K=None` takes all of them. `frequencies` is "uniform", "zipf", or the (n_w / n_c,) frequencies themselves.
+
+    Raises ValueError when a size is not a positive integer, n_w is not a multiple of n_c, K exceeds :math:`n_c^L`, the
+    name is unknown, or the given frequencies are not positive, do not sum to 1, or are not n_w / n_c many.
+
+    Source: Laurent et al., section 2.1.
+    """
+    for name, value in (("n_c", n_c), ("n_w", n_w), ("L", L)):
+        _positive(name, value)
+    if n_w % n_c:
+        raise ValueError(f"n_w = {n_w} is not a multiple of n_c = {n_c}: every concept has the same number of words")
+    s_c = n_w // n_c
+    if isinstance(frequencies, str):
+        named = {"uniform": uniform_frequencies, "zipf": zipf_frequencies}
+        if frequencies not in named:
+            raise ValueError(f"frequencies = {frequencies!r}; known names are {sorted(named)}, or give a tensor")
+        frequencies = named[frequencies](s_c)
+    else:
+        frequencies = _checked_frequencies(frequencies)
+        if len(frequencies) != s_c:
+            raise ValueError(f"frequencies has {len(frequencies)} entries; n_w / n_c = {s_c} words per concept")
+    latents = all_latents(n_c, L) if K is None else random_latents(n_c, L, K, seed)
+    return SentenceTask(latents, frequencies, n_c)
+
+
+# Word frequencies -------------------------------------------------------------------------------------------------
+
+
+def uniform_frequencies(s_c: int) -> Tensor:
+    r""":math:`\mu_\beta = 1/s_c`, as (s_c,) float64. Source: Laurent et al., section 3 "Notation"."""
+    _positive("s_c", s_c)
+    return torch.full((s_c,), 1 / s_c, dtype=torch.float64)
+
+
+def zipf_frequencies(s_c: int) -> Tensor:
+    r"""Zipf's law :math:`\mu_\beta = C/\beta`, as (s_c,) float64. Source: Laurent et al., section 2.2."""
+    _positive("s_c", s_c)
+    weights = 1 / torch.arange(1, s_c + 1, dtype=torch.float64)
+    return weights / weights.sum()
+
+
+# Latent variables -------------------------------------------------------------------------------------------------
+
+
+def all_latents(n_c: int, L: int) -> Tensor:
+    r"""All of :math:`\mathcal Z = \{0, \dots, n_c-1\}^L` in lexicographic order, (n_c^L, L) int64.
+
+    Raises ValueError when there are more than `MAX_LATENTS`.
+    """
+    _positive("n_c", n_c)
+    _positive("L", L)
+    if n_c**L > MAX_LATENTS:
+        raise ValueError(f"n_c**L = {n_c}**{L} = {n_c**L} latent variables; at most {MAX_LATENTS} are listed: give K")
+    return _digits(n_c, L)
+
+
+def random_latents(n_c: int, L: int, K: int, seed: int, distinct: bool = True) -> Tensor:
+    r"""K latent variables drawn uniformly from the :math:`n_c^L` possible ones, distinct unless told otherwise.
+
+    Returns (K, L) int64. Raises ValueError when a size is not a positive integer, or when `distinct` and K exceeds
+    :math:`n_c^L`.
+
+    Source: Laurent et al., section 2.1, and "mutually distinct" in Theorem 1.
+    """
+    for name, value in (("n_c", n_c), ("L", L), ("K", K)):
+        _positive(name, value)
+    possible = n_c**L
+    if distinct and possible < K:
+        raise ValueError(f"K = {K} distinct latent variables asked for; there are n_c**L = {n_c}**{L} = {possible}")
+    generator = _generator(seed, _LATENTS)
+    if distinct and possible <= 2**62:
+        codes = generator.choice(possible, K, replace=False)
+        return torch.from_numpy(np.stack([codes // n_c**power % n_c for power in reversed(range(L))], axis=1))
+    latents = generator.integers(n_c, size=(K, L))
+    while distinct and len(np.unique(latents, axis=0)) < K:  # more than 2^62 of them: rarely repeats
+        latents = generator.integers(n_c, size=(K, L))
+    return torch.from_numpy(latents)
+
+
+def latent_distances(latents: Tensor) -> Tensor:
+    r"""Hamming distance :math:`\mathrm{dist}(\mathbf z_j, \mathbf z_k)` of all pairs: (K, L) to (K, K) int64."""
+    distances = torch.zeros(len(latents), len(latents), dtype=torch.int64)
+    for position in latents.T:
+        distances += position[:, None] != position[None, :]
+    return distances
+
+
+# Matrices of the appendix -------------------------------------------------------------------------------------------
+
+
+def zeta(x: Tensor, n_w: int) -> Tensor:
+    r"""One-hot words :math:`\zeta(\mathbf x)`: (..., L) indices to (..., n_w, L) float64. Source: eqs. (11), (12)."""
+    return torch.nn.functional.one_hot(x, n_w).to(torch.float64).transpose(-1, -2)
+
+
+def concept_matrices(latents: Tensor, n_c: int) -> Tensor:
+    r"""The matrices :math:`Z_k = [\mathbf e_{z_{k,1}} | \dots | \mathbf e_{z_{k,L}}]`: (K, L) to (K, n_c, L) float64.
+
+    Source: Laurent et al., eq. (22).
+    """
+    return zeta(latents, n_c)
+
+
+def partition_matrix(n_c: int, s_c: int) -> Tensor:
+    r"""P, (n_c, n_c s_c) float64, with :math:`P\,\zeta(\alpha, \beta) = \mathbf e_\alpha`. Source: eqs. (24), (25)."""
+    return torch.eye(n_c, dtype=torch.float64).repeat_interleave(s_c, dim=1)
+
+
+def frequency_matrix(n_c: int, frequencies: Tensor) -> Tensor:
+    r"""Q, (n_c, n_c s_c) float64, with :math:`Q\,\zeta(\alpha, \beta) = \mu_\beta \mathbf e_\alpha`.
+
+    Source: Laurent et al., eqs. (27), (28).
+    """
+    return torch.kron(torch.eye(n_c, dtype=torch.float64), frequencies[None, :])
+
+
+# Assumption A -------------------------------------------------------------------------------------------------------
+
+
+def symmetry_counts(latents: Tensor, n_c: int, chunk: int = 512) -> Tensor:
+    r"""The left side of the symmetry assumption, counted.
+
+    .. math:: N_{k,r,\ell,\alpha} = |\{k' : \mathrm{dist}(\mathbf z_k, \mathbf z_{k'}) = r,\; z_{k',\ell} = \alpha\}|,
+              \qquad r = 1, \dots, L
+
+    `latents`: (K, L). Returns (K, L, L, n_c) int64 with axes k, r-1, l, alpha. Exact; `chunk` rows of the distance
+    matrix are in memory at a time.
+
+    Source: Laurent et al., eq. (6), repeated as eq. (35).
+    """
+    _check_latents(latents, n_c)
+    K, L = latents.shape
+    hot = torch.nn.functional.one_hot(latents, n_c).reshape(K, L * n_c).to(torch.float32)  # counts below 2^24 are exact
+    counts = torch.empty(K, L, L, n_c, dtype=torch.int64)
+    for rows in torch.arange(K).split(chunk):
+        distance = L - hot[rows] @ hot.T
+        for r in range(1, L + 1):
+            counts[rows, r - 1] = ((distance == r).to(torch.float32) @ hot).reshape(-1, L, n_c).to(torch.int64)
+    return counts
+
+
+def symmetric_counts(latents: Tensor, n_c: int) -> Tensor:
+    r"""The right side of the symmetry assumption.
+
+    .. math:: \tfrac{K}{n_c^L} \tbinom{L-1}{r} (n_c-1)^r \text{ if } z_{k,\ell} = \alpha, \qquad
+              \tfrac{K}{n_c^L} \tbinom{L-1}{r-1} (n_c-1)^{r-1} \text{ otherwise}
+
+    Returns (K, L, L, n_c) float64 with the axes of `symmetry_counts`. Source: Laurent et al., eq. (6).
+    """
+    _check_latents(latents, n_c)
+    K, L = latents.shape
+    full = [comb(L - 1, r) * (n_c - 1) ** r for r in range(L + 1)]
+    same, other = (
+        torch.tensor([float(Fraction(K * count, n_c**L)) for count in counts], dtype=torch.float64)
+        for counts in (full[1:], full[:-1])  # at r, and at r - 1
+    )
+    hot = torch.nn.functional.one_hot(latents, n_c).to(torch.bool)[:, None, :, :]
+    return torch.where(hot, same[None, :, None, None], other[None, :, None, None])
+
+
+def symmetry_deviation(latents: Tensor, n_c: int) -> float:
+    r"""How far latent variables are from the symmetry assumption, relative to its own size.
+
+    .. math:: \Big(\sum_{k,r,\ell,\alpha} (N_{k,r,\ell,\alpha} - S_{k,r,\ell,\alpha})^2
+              \Big/ \sum_{k,r,\ell,\alpha} S_{k,r,\ell,\alpha}^2\Big)^{1/2}
+
+    with N from `symmetry_counts` and S from `symmetric_counts`. Both sums run over everything at once: the nearly
+    empty spheres of small radius do not drown the rest. Zero exactly when the assumption holds.
+    """
+    predicted = symmetric_counts(latents, n_c)
+    return float((symmetry_counts(latents, n_c) - predicted).norm() / predicted.norm())
+
+
+def sphere_sizes(latents: Tensor) -> Tensor:
+    r"""Number of latent variables at distance r from the k-th, :math:`|S_r(k)|`.
+
+    `latents`: (K, L). Returns (K, L) int64 with axes k, r-1. Source: Laurent et al., eq. (36).
+    """
+    distances = latent_distances(latents)
+    return torch.stack([(distances == r).sum(dim=1) for r in range(1, latents.shape[1] + 1)], dim=1)
+
+
+# Assumption B -------------------------------------------------------------------------------------------------------
+
+
+def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
+    r"""Dimension of the space of symmetric :math:`A \in \mathbb R^{n_c \times n_c}` that solve the linear system
+
+    .. math:: \langle A, \Gamma^{(j,k)} - \Gamma^{(j',k')} \rangle_F = 0 \quad\text{whenever}\quad
+              \mathrm{dist}(\mathbf z_j, \mathbf z_k) = \mathrm{dist}(\mathbf z_{j'}, \mathbf z_{k'}),
+              \qquad \Gamma^{(j,k)} = Z_j (Z_j - Z_k)^T .
+
+    One representative pair per distance is enough, for the difference of two pairs is the difference of their
+    differences from it. The equations are integer vectors; their Gram matrix has the rank that they have, and is
+    eliminated in exact arithmetic. Assumption B holds exactly when the dimension is that of the span of :math:`I` and
+    :math:`\mathbf 1 \mathbf 1^T`: 2 for n_c >= 2.
+
+    `latents`: (K, L); `chunk` rows j at a time. Source: Laurent et al., eqs. (43), (44).
+    """
+    _check_latents(latents, n_c)
+    K, L = latents.shape
+    hot = torch.nn.functional.one_hot(latents, n_c).to(torch.float64)  # (K, L, n_c); small integers, exact
+    above, below = torch.triu_indices(n_c, n_c)
+    weight = torch.where(above == below, 0.5, 1.0).to(torch.float64)  # <A, G>: sum of A_ab (G_ab + G_ba), a < b
+    representative = torch.zeros(L + 1, len(above), dtype=torch.float64)
+    seen = torch.zeros(L + 1, dtype=torch.bool)
+    gram = torch.zeros(len(above), len(above), dtype=torch.float64)
+    for rows in torch.arange(K).split(chunk):
+        joint = torch.einsum("jla,klb->jkab", hot[rows], hot)  # Z_j Z_k^T
+        gamma = torch.diag_embed(hot[rows].sum(dim=1))[:, None] - joint  # Z_j Z_j^T - Z_j Z_k^T
+        equation = ((gamma + gamma.mT)[..., above, below] * weight).reshape(-1, len(above))
+        distance = (L - joint.diagonal(dim1=-2, dim2=-1).sum(dim=-1)).reshape(-1).to(torch.int64)
+        for r in distance.unique():
+            if not seen[r]:
+                representative[r], seen[r] = equation[distance == r][0], True
+        difference = equation - representative[distance]
+        gram += difference.T @ difference
+    return len(above) - _rank([[int(entry) for entry in row] for row in gram.tolist()])
+
+
+# Helpers --------------------------------------------------------------------------------------------------------------
+
+
+def _rank(matrix: list[list[int]]) -> int:
+    """Rank of an integer matrix by Gaussian elimination over the rationals."""
+    rows, rank = [[Fraction(entry) for entry in row] for row in matrix], 0
+    for column in range(len(rows[0])):
+        pivot = next((i for i in range(rank, len(rows)) if rows[i][column]), None)
+        if pivot is None:
+            continue
+        rows[rank], rows[pivot] = rows[pivot], rows[rank]
+        for i in range(rank + 1, len(rows)):
+            factor = rows[i][column] / rows[rank][column]
+            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[rank], strict=True)]
+        rank += 1
+    return rank
+
+
+def _digits(base: int, length: int) -> Tensor:
+    """All sequences of `length` digits below `base` in lexicographic order, (base^length, length) int64."""
+    codes = torch.arange(base**length)
+    return torch.stack([codes // base**power % base for power in reversed(range(length))], dim=1)
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"seed = {seed!r}; it must be a non-negative integer")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(int(seed), spawn_key=(stream,))))
+
+
+def _positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} = {value!r}; it must be an integer of at least 1")
+
+
+def _check_latents(latents: Tensor, n_c: int) -> None:
+    latents = torch.as_tensor(latents)
+    if latents.ndim != 2 or 0 in latents.shape or latents.is_floating_point():
+        found = f"shape {tuple(latents.shape)} and type {latents.dtype}"
+        raise ValueError(f"latents has {found}; it must be (K, L) integers with K and L at least 1")
+    if latents.min() < 0 or latents.max() >= n_c:
+        found = f"values from {latents.min()} to {latents.max()}"
+        raise ValueError(f"latents holds {found}; the concepts are 0 ... n_c - 1 = {n_c - 1}")
+
+
+def _checked_frequencies(frequencies: Tensor) -> Tensor:
+    frequencies = torch.as_tensor(frequencies, dtype=torch.float64, device="cpu")
+    if frequencies.ndim != 1 or len(frequencies) == 0:
+        raise ValueError(f"frequencies has shape {tuple(frequencies.shape)}; it must be (s_c,) with s_c at least 1")
+    if not torch.isfinite(frequencies).all() or (frequencies <= 0).any():
+        worst = int(torch.where(torch.isfinite(frequencies), frequencies, -torch.inf).argmin())
+        raise ValueError(f"frequencies[{worst}] = {frequencies[worst]:g}; every frequency must be positive")
+    if abs(float(frequencies.sum()) - 1) > 1e-9:
+        raise ValueError(f"frequencies sum to {float(frequencies.sum()):.12g}; they must sum to 1")
+    return frequencies

@@ -1,0 +1,260 @@
+"""The look of the book's figures: one style, one palette, and the few drawings that several chapters share.
+
+Figures have a transparent background and grey text, so that one PNG is legible on a white page and on a dark one.
+A figure function takes data and an axis and returns the axis.
+"""
+
+import base64
+import hashlib
+import math
+import re
+import warnings
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import HTML
+from matplotlib.animation import FuncAnimation
+
+#: The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
+COLORS = {
+    "green": "#009E73",
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "purple": "#CC79A7",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "grey": "#767676",
+}
+
+#: One colour per concept: vegetable, dairy, meat, then further ones.
+CONCEPTS = [COLORS[name] for name in ("green", "blue", "vermillion", "purple", "orange", "sky")]
+
+#: One marker per concept, so that no figure speaks by colour alone.
+MARKERS = ["o", "s", "^", "D", "v", "P"]
+
+GREY = COLORS["grey"]
+
+_STYLE = {
+    "figure.figsize": (5.2, 3.6),
+    "figure.dpi": 180,
+    "figure.facecolor": "none",
+    "figure.edgecolor": "none",
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "none",
+    "savefig.edgecolor": "none",
+    "savefig.transparent": True,
+    "axes.facecolor": "none",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.titlecolor": GREY,
+    "axes.titlesize": 13,
+    "axes.labelsize": 13,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": mpl.cycler(color=CONCEPTS),
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+    "legend.frameon": False,
+    "legend.fontsize": 12,
+    "font.size": 12.5,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "image.cmap": "cividis",
+    "mathtext.fontset": "dejavusans",
+    "animation.embed_limit": 40,
+}
+
+
+def use():
+    """Make the book's style the default of every figure that follows."""
+    mpl.rcParams.update(_STYLE)
+
+
+def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):
+    """A figure with n axes in rows of `columns` (2 unless told otherwise), the last row centred.
+
+    size: width and height of one panel in inches. subplot_kw goes to every axis (``{"projection": "3d"}``).
+    Returns (figure, list of n axes). ValueError when n or columns is not a positive integer.
+    """
+    columns = min(n, 2) if columns is None else columns
+    for name, value in (("n", n), ("columns", columns)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} = {value!r}: a positive integer is needed")
+    columns = min(columns, n)
+    rows = math.ceil(n / columns)
+    width, height = (5.2, 3.6) if columns == 1 and size == (3.3, 2.9) else size
+    fig = plt.figure(figsize=(width * columns, height * rows))
+    grid = fig.add_gridspec(rows, 2 * columns)
+    axes = []
+    for i in range(n):
+        row, column = divmod(i, columns)
+        in_this_row = min(columns, n - row * columns)
+        start = (columns - in_this_row) + 2 * column
+        axes.append(fig.add_subplot(grid[row, start : start + 2], **(subplot_kw or {})))
+    return fig, axes
+
+
+def to_numpy(values):
+    """values as a numpy array; a torch tensor is detached and brought to the CPU first."""
+    for step in ("detach", "cpu"):
+        if hasattr(values, step):
+            values = getattr(values, step)()
+    return np.asarray(values)
+
+
+def pca(points, dims=2):
+    """The centre and the first `dims` principal directions of a cloud of points.
+
+    points: (N, d) with N >= 1 and d >= dims. Returns (mean (d,), directions (dims, d)): the right singular vectors of
+    the centred points for the largest singular values, each with its largest entry positive, so that the picture
+    of the same cloud is never mirrored. ValueError for another shape.
+    """
+    points = to_numpy(points).astype(float)
+    if points.ndim != 2 or len(points) == 0 or points.shape[1] < dims:
+        raise ValueError(f"points has shape {points.shape}: (N, d) with N >= 1 and d >= {dims} is needed")
+    mean = points.mean(axis=0)
+    directions = np.linalg.svd(points - mean, full_matrices=len(points) < dims)[2][:dims]
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
+    return mean, directions * np.where(largest < 0, -1.0, 1.0)
+
+
+def pca_scatter(ax, points, labels, names=None, colors=None, size=22, alpha=0.7, basis=None, origin=False):
+    """Scatter points (N, d) in the plane of their first two principal components, coloured by concept.
+
+    labels: (N,) integers from 0, one colour and marker each. names: one word per label, shown in a legend.
+    size: marker area, one number or (N,). basis: what `pca` returned, to draw several clouds in one plane (the frames
+    of an animation, say). origin: mark where the zero vector lands. The two axes have the same scale. Returns ax.
+    """
+    points, labels = to_numpy(points).astype(float), to_numpy(labels).astype(int)
+    if labels.shape != points.shape[:1]:
+        raise ValueError(f"labels has shape {labels.shape}: one label per point, {points.shape[:1]}, is needed")
+    colors = colors or CONCEPTS
+    mean, directions = pca(points) if basis is None else basis
+    plane = (points - mean) @ directions.T
+    size = np.broadcast_to(to_numpy(size), labels.shape)
+    for label in np.unique(labels):
+        chosen = labels == label
+        ax.scatter(
+            *plane[chosen].T,
+            s=size[chosen],
+            color=colors[label % len(colors)],
+            marker=MARKERS[label % len(MARKERS)],
+            alpha=alpha,
+            linewidths=0,
+            label=None if names is None else names[label],
+        )
+    if origin:
+        ax.plot(*(directions @ -mean), marker="+", color=GREY, markersize=10, linestyle="none")
+    ax.set_aspect("equal", adjustable="box")
+    ax.set_xlabel("first component")
+    ax.set_ylabel("second component")
+    if names is not None:
+        ax.legend(markerscale=1.3, handletextpad=0.2)
+    return ax
+
+
+def spectrum(ax, values, label=None, color=GREY, marker="o", log=True):
+    """Singular values (n,), largest first, against their rank. Returns ax."""
+    values = np.sort(to_numpy(values).astype(float))[::-1]
+    ax.plot(np.arange(1, len(values) + 1), values, marker=marker, linestyle="none", color=color, label=label)
+    if log:
+        ax.set_yscale("log")
+    ax.set_xlabel("index $i$")
+    ax.set_ylabel(r"singular value $\sigma_i$")
+    return ax
+
+
+def histogram(ax, values, labels=None, names=None, expected=None, bins=30):
+    """Histogram of values (N,), one colour per label (N,); a dashed line at the expected value. Returns ax."""
+    values = to_numpy(values).astype(float)
+    labels = np.zeros(len(values), dtype=int) if labels is None else to_numpy(labels).astype(int)
+    edges = np.histogram_bin_edges(values, bins=bins)
+    for label in np.unique(labels):
+        ax.hist(
+            values[labels == label],
+            bins=edges,
+            histtype="stepfilled",
+            alpha=0.45,
+            color=CONCEPTS[label % len(CONCEPTS)],
+            label=None if names is None else names[label],
+        )
+    if expected is not None:
+        ax.axvline(expected, color=GREY, linestyle="--", linewidth=1.2)
+    if names is not None:
+        ax.legend()
+    return ax
+
+
+def gram(ax, vectors, cosine=True):
+    """The matrix of inner products (cosines by default) of the rows of vectors (N, d). Returns ax."""
+    vectors = to_numpy(vectors).astype(float)
+    if cosine:
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    products = vectors @ vectors.T
+    limit = max(float(np.abs(products).max()), 1e-300)
+    image = ax.imshow(products, cmap="PuOr_r", vmin=-limit, vmax=limit)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.figure.colorbar(image, ax=ax, shrink=0.8).outline.set_visible(False)
+    return ax
+
+
+_SYMBOLS = {
+    "fa fa-minus": "−",
+    "fa fa-fast-backward": "|‹",
+    "fa fa-step-backward": "‹",
+    "fa fa-play fa-flip-horizontal": "◀︎",
+    "fa fa-pause": "❚❚",
+    "fa fa-play": "▶︎",
+    "fa fa-step-forward": "›",
+    "fa fa-fast-forward": "›|",
+    "fa fa-plus": "+",
+}
+
+
+def animation(fig, update, frames, alt, fps=12, loop="once", dpi=110):
+    """An animation as one piece of HTML that plays in the page without a network.
+
+    update(frame) redraws fig for each of `frames` (a number or a sequence). alt: the message of the animation, for
+    those who do not see it. loop: "once", "loop" or "reflect". The figure is closed, so that it is not shown a second
+    time. The player is matplotlib's, without the icon font that it would fetch from elsewhere, and with
+    names that depend on the frames alone, so that the same frames give the same HTML.
+    ValueError when alt is empty or loop is unknown.
+    """
+    if not alt or not alt.strip():
+        raise ValueError("alt = '': an animation needs a sentence that says what it shows")
+    if loop not in ("once", "loop", "reflect"):
+        raise ValueError(f"loop = {loop!r}: one of 'once', 'loop', 'reflect' is needed")
+    with mpl.rc_context({"savefig.dpi": dpi, "figure.dpi": dpi, "savefig.bbox": None}):
+        player = FuncAnimation(fig, lambda frame: update(frame) or [], frames=frames, cache_frame_data=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Animation was deleted")
+            html = player.to_jshtml(fps=fps, embed_frames=True, default_mode=loop)
+    plt.close(fig)
+    return HTML(_offline(html, alt))
+
+
+def _offline(html, alt):
+    """matplotlib's player with text for icons, alt text, a picture before JavaScript, and nothing from elsewhere."""
+    html = re.sub(r"<link\b[^>]*>", "", html)
+    html = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)  # the book's own style sheet has it
+    html = re.sub(r'<i class="([^"]*)"></i>', lambda found: _SYMBOLS.get(found[1], "•"), html)
+    frame = re.search(r'frames\[0\] = "([^"]*)"', html)
+    first = frame[1].replace("\\\n", "") if frame else ""
+    alt = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    html = re.sub(r'<img id="(\w+)">', lambda found: f'<img id="{found[1]}" alt="{alt}" src="{first}">', html)
+    html = html.replace('type="range"', 'type="range" aria-label="Frame"')
+    name = re.search(r"_anim_img(\w+?)\"", html)
+    if name:
+        pictures = "".join(re.findall(r'frames\[\d+\] = "([^"]*)"', html))
+        digest = hashlib.sha256((pictures + alt).encode()).digest()
+        html = html.replace(name[1], base64.b32encode(digest).decode().lower().rstrip("=")[:24])
+    return html

@@ -1,0 +1,265 @@
+"""Optimisers used by the chapters: full-batch L-BFGS for questions about minimisers, the papers' SGD for questions about SGD."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .models.sentences import SentenceSet, full_batch_risk, layer_norm, word_features
+
+
+@dataclass
+class Minimisation:
+    """What :func:`lbfgs` did: the risk after each evaluation, the seconds it took, and why it stopped."""
+
+    values: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    gradient_norm: float = float("nan")
+    converged: bool = False
+
+    @property
+    def value(self) -> float:
+        """The smallest value that was reached."""
+        return min(self.values)
+
+
+def lbfgs(
+    loss: Callable[..., Tensor],
+    parameters: Sequence[Tensor],
+    tolerance: float = 1e-5,
+    max_evaluations: int = 500,
+    history: int = 20,
+    scale_invariant: Sequence[int] = (),
+    callback: Callable[[int], None] | None = None,
+) -> Minimisation:
+    r"""Minimise `loss(*parameters)` in place by L-BFGS with a strong-Wolfe line search (PyTorch's).
+
+    Stops when the gradient norm is below `tolerance`. Where the loss does not depend on the length of the rows of a
+    parameter (embeddings before a LayerNorm), the gradient with respect to a row scales as 1/length, so that it says
+    nothing by itself: rows of the parameters listed in `scale_invariant` enter the norm multiplied by their lengths,
+    which is the gradient with respect to their directions.
+
+    Parameters
+    ----------
+    loss
+        A differentiable function of the parameters that returns a scalar.
+    parameters
+        Tensors, changed in place.
+    tolerance
+        On the gradient norm.
+    max_evaluations
+        Of loss and gradient.
+    history
+        Pairs kept for the inverse Hessian.
+    scale_invariant
+        Positions in `parameters`.
+    callback
+        Called with the number of evaluations after each.
+
+    Returns
+    -------
+    Minimisation
+
+    Raises
+    ------
+    ValueError
+        If the tolerance is not positive.
+    FloatingPointError
+        If the loss is not finite.
+    """
+    if tolerance <= 0:
+        raise ValueError(f"tolerance is {tolerance}, it must be positive")
+    parameters = [parameter.detach().requires_grad_() for parameter in parameters]
+    record, start = Minimisation(), time.perf_counter()
+    optimiser = torch.optim.LBFGS(
+        parameters, max_iter=20, max_eval=25, history_size=history, line_search_fn="strong_wolfe",
+        tolerance_grad=0, tolerance_change=0,
+    )  # fmt: skip
+
+    def gradient_norm() -> float:
+        squares = 0.0
+        for i, parameter in enumerate(parameters):
+            length = parameter.detach().norm(dim=-1, keepdim=True) if i in scale_invariant else 1.0
+            squares += (parameter.grad * length).square().sum().item()
+        return squares**0.5
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = loss(*parameters)
+        value.backward()
+        record.values.append(value.item())
+        record.seconds.append(time.perf_counter() - start)
+        if not torch.isfinite(value):
+            raise FloatingPointError(f"the loss is {value.item()} after {len(record.values)} evaluations")
+        if callback is not None:
+            callback(len(record.values))
+        return value.detach()
+
+    while len(record.values) < max_evaluations and not record.converged:
+        before = len(record.values)
+        optimiser.step(closure)  # up to 20 iterations; the optimiser keeps its history between calls
+        record.gradient_norm = gradient_norm()
+        record.converged = record.gradient_norm < tolerance
+        if len(record.values) - before <= 1:  # the line search found nothing: rounding is reached
+            break
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    return record
+
+
+def gradient_descent(
+    loss: Callable[..., Tensor],
+    parameters: Sequence[Tensor],
+    learning_rate: float,
+    steps: int,
+    callback: Callable[[int], None] | None = None,
+) -> None:
+    r"""Plain gradient descent on `loss(*parameters)`, in place; `callback(step)` is called after each step.
+
+    .. math:: \theta \leftarrow \theta - \text{learning\_rate}\cdot\nabla\,\text{loss}(\theta)
+    """
+    for step in range(1, steps + 1):
+        active = [parameter.detach().requires_grad_() for parameter in parameters]
+        gradients = torch.autograd.grad(loss(*active), active)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(gradient, alpha=learning_rate)
+        if callback is not None:
+            callback(step)
+
+
+@dataclass
+class Fit:
+    """A trained sentence network: weights `W: (n_w, d)`, `U: (K, L, d)`, and how they were found."""
+
+    W: Tensor
+    U: Tensor
+    normalize: bool
+    record: Minimisation
+
+    @property
+    def features(self) -> Tensor:
+        """What the linear layer sees of each word, `(n_w, d)`: `W` for `h`, `phi(W)` for `h*`."""
+        return word_features(self.W, self.normalize)
+
+
+def fit_sentences(
+    x: Tensor,
+    y: Tensor,
+    n_w: int,
+    d: int,
+    lam: float,
+    normalize: bool = False,
+    seed: int = 0,
+    tolerance: float = 3e-5,
+    max_evaluations: int = 500,
+    callback: Callable[[int, Tensor, Tensor], None] | None = None,
+) -> Fit:
+    r"""The minimiser of the empirical risk (equation 2, or 3 with `normalize`) by full-batch L-BFGS from a random start.
+
+    For `h*` only the directions of the embeddings matter, but their lengths set how fast the directions turn. The
+    curvature of the risk along a word's direction grows with how often the word occurs and falls with the square of
+    its length, so lengths start proportional to the root of the counts: rare words then turn as fast as frequent ones.
+
+    Parameters
+    ----------
+    x, y
+        Sentences `(N, L)` and classes `(N,)`, on the device to compute on.
+    n_w, d, lam
+        Words, width, weight decay.
+    tolerance, max_evaluations
+        As in :func:`lbfgs`.
+    callback
+        Called as `callback(evaluation, W, U)`.
+
+    Returns
+    -------
+    Fit
+        Weights in float32.
+
+    Raises
+    ------
+    ValueError
+        If `lam` is not positive: without weight decay the risk has no minimiser.
+    """
+    if not lam > 0:
+        raise ValueError(f"lam is {lam}: without weight decay the risk of separable data has no minimiser")
+    W, U = initial_weights(n_w, int(y.max()) + 1, x.shape[1], d, seed, scale=1.0)
+    W, U = 0.1 * W.to(x.device), U.to(x.device)
+    if normalize:
+        counts = torch.bincount(x.flatten(), minlength=n_w).clamp(min=1).to(W)
+        W = 0.3 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
+    record = lbfgs(
+        full_batch_risk(SentenceSet(x, n_w), y, lam, normalize),
+        [W, U],
+        tolerance=tolerance,
+        max_evaluations=max_evaluations,
+        scale_invariant=[0] if normalize else [],
+        callback=None if callback is None else lambda n: callback(n, W, U),
+    )
+    return Fit(W, U, normalize, record)
+
+
+def initial_weights(n_w: int, K: int, L: int, d: int, seed: int, scale: float) -> tuple[Tensor, Tensor]:
+    r"""PyTorch's default start of an embedding and of a linear layer, both times `scale`.
+
+    :math:`W \sim N(0, 1)`, `(n_w, d)`, and :math:`U \sim` uniform on :math:`\pm 1/\sqrt{Ld}`, `(K, L, d)`, drawn on the
+    CPU, so that a seed gives the same start on every device. The paper does not say how its runs start; its authors'
+    published notebooks use `scale` = 1/1000.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(n_w, d, generator=generator)
+    U = (2 * torch.rand(K, L, d, generator=generator) - 1) / (L * d) ** 0.5
+    return scale * W, scale * U
+
+
+@torch.no_grad()
+def sentence_sgd(
+    W: Tensor,
+    U: Tensor,
+    x: Tensor,
+    y: Tensor,
+    lam: float,
+    learning_rate: float,
+    batch_size: int,
+    steps: int,
+    generator: torch.Generator,
+    normalize: bool = False,
+    callback: Callable[[int], None] | None = None,
+) -> None:
+    r"""The SGD of *Feature Collapse*: a constant learning rate, weight decay, batches drawn by epoch without replacement.
+
+    Changes `W: (n_w, d)` and `U: (K, L, d)` in place by `steps` steps on :func:`lib.models.sentences.empirical_risk`
+    of batches of `x: (N, L)`, `y: (N,)`. The linear layer's gradient, decay and update are one fused matrix product.
+
+    `callback(step)` is called after each step. Source: section 2 (learning rate 0.1, batches of 100).
+    """
+    N, K, flat = x.shape[0], U.shape[0], U.view(U.shape[0], -1)
+    order, position = torch.randperm(N, generator=generator), 0
+    decay = 1 - learning_rate * lam
+    for step in range(1, steps + 1):
+        if position >= N:
+            order, position = torch.randperm(N, generator=generator), 0
+        batch = order[position : position + batch_size].to(x.device)
+        position += batch_size
+        words, inverse = x[batch].unique(return_inverse=True)
+        with torch.enable_grad():
+            rows = W[words].requires_grad_()
+            features = layer_norm(rows) if normalize else rows
+        E = F.embedding(inverse, features.detach()).flatten(1)
+        D = torch.softmax(E @ flat.T, 1)
+        D[torch.arange(len(batch), device=D.device), y[batch]] -= 1
+        D /= len(batch)
+        dE = (D @ flat).view(-1, W.shape[1])
+        d_features = torch.zeros_like(rows).index_add_(0, inverse.flatten(), dE)
+        d_rows = torch.autograd.grad(features, rows, d_features)[0] if normalize else d_features
+        torch.addmm(flat, D.T, E, beta=decay, alpha=-learning_rate, out=flat)
+        if not normalize:
+            W.mul_(decay)
+        W.index_add_(0, words, d_rows, alpha=-learning_rate)
+        if callback is not None:
+            callback(step)

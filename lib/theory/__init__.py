@@ -1,0 +1,1 @@
+"""What the papers prove: constants of the predicted minimisers, the minimisers, and certificates of optimality."""

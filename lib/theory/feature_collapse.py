@@ -1,0 +1,520 @@
+r"""The theory of *Feature Collapse*: the three collapse types, their constants, and a certificate of global optimality.
+
+Symbols as in the paper: `n_c` concepts of `s_c` words each, `n_w = n_c s_c`, sentences of length `L`, `K` classes,
+embedding width `d`, weight decay `lam`. Word :math:`(\alpha, \beta)` is row `alpha * s_c + beta` of `W`. All
+results are float64.
+
+Source: Laurent, von Brecht & Bresson (2023), section 3 and appendices C to G.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log, log1p, sqrt
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq, minimize
+from torch import Tensor
+
+from lib.models.sentences import scores
+
+_RTOL = 4 * np.finfo(float).eps  # the tightest relative tolerance brentq accepts
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+
+def type1(n_c: int, n_w: int, L: int, K: int, lam: float) -> tuple[float, float, float]:
+    r"""Constants of the type-I collapse that minimises the risk of `h`, uniform words.
+
+    .. math::
+        \tau = \arg\min_{t \ge 0} H(t), \qquad c = \sqrt{\tau/n_w}, \qquad c' = \sqrt{\tau/(KL)}
+
+    with :math:`H` as in :func:`type1_risk`.
+
+    Returns
+    -------
+    (tau, c, c_prime)
+        :math:`\|\mathbf w\| = c` and :math:`\|\mathbf u_{k,\ell}\| = c'`; all 0 once the weight decay is too strong.
+
+    Raises
+    ------
+    ValueError
+        If `lam` is not positive, `K` exceeds `n_c**L`, or a size is too small or does not fit.
+
+    Source: Theorem 1.
+    """
+    _check_task(n_c, L, K, lam, n_w=n_w)
+    eta = n_c / (n_c - 1) / sqrt(n_w * K * L)
+    tau = _increasing_root(lambda x: lam - eta * _pull(x, n_c, L, K)) / eta
+    return tau, sqrt(tau / n_w), sqrt(tau / (K * L))
+
+
+def type2(n_c: int, L: int, K: int, d: int, lam: float) -> tuple[float, float]:
+    r"""Constants of the type-II collapse that minimises the risk of `h*`, any word frequencies.
+
+    .. math:: \tau = \arg\min_{t \ge 0} H^*(t), \qquad c = \tau/\sqrt{KL}
+
+    with :math:`H^*` as in :func:`type2_risk`. Unlike type I it is never trivial: :math:`\tau > 0` for every weight
+    decay.
+
+    Returns
+    -------
+    (tau, c)
+        :math:`\|\mathbf u_{k,\ell}\| = c`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`type1`, and if `d < n_c`: there is no mean-zero equiangular frame then.
+
+    Source: Theorem 3.
+    """
+    _check_task(n_c, L, K, lam)
+    _check_width(n_c, d, mean_zero=True)
+    eta = n_c / (n_c - 1) * sqrt(d / (K * L))
+    tau = _increasing_root(lambda x: lam * x / eta - eta * _pull(x, n_c, L, K)) / eta
+    return tau, tau / sqrt(K * L)
+
+
+def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
+    r"""Constants of the type-III collapse that minimises the risk of `h` when all :math:`K = n_c^L` latents are used.
+
+    .. math::
+        \frac{\lambda}{L} \frac{r_\beta}{c} \Big(n_c - 1 + e^{\frac{n_c}{n_c-1} c r_\beta}\Big) = \mu_\beta, \qquad
+        \sum_\beta \Big(\frac{r_\beta}{c}\Big)^2 = L n_c^{L-1}
+
+    For given :math:`c` the first equation has one root :math:`\rho_\beta = r_\beta/c` for each word, decreasing in
+    :math:`c`, so that the second is a monotone equation in :math:`c`. Both are solved in logarithms, which keeps
+    :math:`n_c^L` far beyond 1e300 harmless.
+
+    Parameters
+    ----------
+    mu
+        Word frequencies `(s_c,)`, positive, summing to 1.
+
+    Returns
+    -------
+    (c, r)
+        :math:`\|\mathbf u_{k,\ell}\| = c` and, `(s_c,)`, :math:`\|\mathbf w_{(\alpha,\beta)}\| = r_\beta`.
+
+    Raises
+    ------
+    ValueError
+        For bad frequencies or sizes, and if `lam` is not below :func:`type3_threshold`: only the zero solution is
+        left then.
+
+    Source: Theorem 2, equations (7) to (9); Proposition D.
+    """
+    mu = _check_frequencies(mu)
+    _check_task(n_c, L, None, lam)
+    threshold = type3_threshold(mu, n_c, L)
+    if not lam < threshold:
+        raise ValueError(
+            f"lam={lam:g} is outside condition (9): "
+            f"it must be below sqrt(L * sum(mu**2) / n_c**(L+1)) = {threshold:.6g}; "
+            "from there on (W, U) = (0, 0) is the only minimiser"
+        )
+    slope = n_c / (n_c - 1)
+    log_target = log(L) + (L - 1) * log(n_c)
+    # with x = log rho: the first equation, in logarithms, is an increasing convex function of x
+    log_scale = np.log(mu) + log(L) - log(lam)
+
+    def log_rho(log_y: float) -> np.ndarray:
+        """Newton from the right, where a convex increasing function is approached monotonically; y = c**2."""
+        x = log_scale - log(n_c)
+        offset = log(slope) + log_y
+        for _ in range(500):
+            e = np.exp(x + offset)
+            total = np.logaddexp(log(n_c - 1), e)
+            step = (x + total - log_scale) / (1 + e * np.exp(e - total))
+            x = x - step
+            if np.abs(step).max() < 1e-15 * max(1.0, np.abs(x).max()):
+                break
+        return x
+
+    def excess(log_y: float) -> float:
+        return log_target - float(np.logaddexp.reduce(2 * log_rho(log_y)))
+
+    low, high = -1.0, 1.0
+    while excess(low) >= 0:
+        low *= 2
+    while excess(high) <= 0:
+        high *= 2
+    log_y = brentq(excess, low, high, xtol=1e-15, rtol=_RTOL)
+    r = np.exp(log_rho(log_y) + log_y / 2)
+    return exp(log_y / 2), torch.from_numpy(r)
+
+
+def type3_threshold(mu: ArrayLike, n_c: int, L: int) -> float:
+    r"""The weight decay below which (7)-(8) has a solution, :math:`\sqrt{L \sum_\beta \mu_\beta^2 / n_c^{L+1}}`.
+
+    It is also the operator norm of the gradient at zero. Source: condition (9).
+    """
+    mu = _check_frequencies(mu)
+    return exp(0.5 * (log(L) + log(float(mu @ mu)) - (L + 1) * log(n_c)))
+
+
+def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tuple[float, Tensor]:
+    r"""Type-III constants for K random latent variables and any word frequencies: an approximation, not the paper's.
+
+    With :math:`\kappa = K/n_c^L`, words :math:`\beta_1, \dots, \beta_L` drawn from `mu`, and the sum over the other
+    classes replaced by its mean over random latent variables ("annealed"), the risk of a type-III configuration is
+
+    .. math::
+        R(c, r) = \mathbb E_\beta \log\Big(1 - \kappa + \kappa \prod_\ell
+        \big(1 + (n_c-1) e^{-\frac{n_c}{n_c-1} c r_{\beta_\ell}}\big)\Big) + \frac\lambda2 \Big(n_c \sum_\beta
+        r_\beta^2 + K L c^2\Big).
+
+    It is exact at :math:`K = n_c^L` and is the :math:`H` of Theorem 1 at equal frequencies. The expectation is a
+    sum over characteristic functions (see `_expected_log`), so the result is deterministic and exact to rounding;
+    L-BFGS and Newton steps minimise.
+
+    Returns
+    -------
+    (c, r)
+        As :func:`type3`; zeros when nothing beats the zero solution.
+
+    Raises
+    ------
+    ValueError
+        For bad frequencies or sizes, `K > n_c**L`, `lam <= 0`.
+    """
+    mu = _check_frequencies(mu)
+    _check_task(n_c, L, K, lam)
+    slope, balance = n_c / (n_c - 1), sqrt(n_c / (K * L))
+
+    def objective(r: np.ndarray) -> tuple[float, np.ndarray]:
+        """R at the best split between W and U, K L c^2 = n_c |r|^2, and its gradient in r."""
+        norm = np.linalg.norm(r)
+        c = balance * norm
+        bump = np.exp(log(n_c - 1) - slope * c * r)
+        value, grad_s = _expected_log(np.log1p(bump), mu, n_c, L, K)
+        grad_cr = -slope * grad_s * bump / (1 + bump)
+        gradient = grad_cr * c + (grad_cr @ r) * balance * r / norm + 2 * lam * n_c * r
+        return value + lam * n_c * norm**2, gradient
+
+    at_zero = _log_mixture(L * log(n_c), n_c, L, K)
+    uniform = type1(n_c, n_c * len(mu), L, K, lam)[1]
+    best_value, best = at_zero, np.zeros_like(mu)
+    options = {"maxiter": 3000, "ftol": 0, "gtol": 1e-12, "maxcor": 40}
+    for scale in (max(uniform, 0.1), 3 * max(uniform, 0.1)):
+        start = scale * np.sqrt(mu * len(mu))
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+        if found.fun < best_value - 1e-12:
+            best_value, best = found.fun, found.x
+    if not best.any():
+        return 0.0, torch.zeros(len(mu), dtype=torch.float64)
+    best = _newton(lambda r: objective(r)[1], best)
+    return balance * float(np.linalg.norm(best)), torch.from_numpy(best)
+
+
+# --- risks along the collapse configurations --------------------------------------------------------------------------
+
+
+def type1_risk(t: float, n_c: int, n_w: int, L: int, K: int, lam: float) -> float:
+    r"""The one-dimensional risk of type-I configurations with :math:`n_w c^2 = KL c'^2 = t`.
+
+    .. math::
+        H(t) = \log\Big(1 - \frac{K}{n_c^L} + \frac{K}{n_c^L}\big(1 + (n_c-1)e^{-\eta t}\big)^L\Big) + \lambda t,
+        \qquad \eta = \frac{n_c}{n_c-1}\frac{1}{\sqrt{n_w K L}}
+
+    Raises ValueError as :func:`type1`. Source: Theorem 1, Lemma K.
+    """
+    _check_task(n_c, L, K, lam, n_w=n_w)
+    eta = n_c / (n_c - 1) / sqrt(n_w * K * L)
+    return _log_mixture(L * log1p((n_c - 1) * exp(-eta * t)), n_c, L, K) + lam * t
+
+
+def type2_risk(t: float, n_c: int, L: int, K: int, d: int, lam: float) -> float:
+    r"""The one-dimensional risk of type-II configurations with :math:`KL c^2 = t^2`.
+
+    .. math::
+        H^*(t) = \log\Big(1 - \frac{K}{n_c^L} + \frac{K}{n_c^L}\big(1 + (n_c-1)e^{-\eta^* t}\big)^L\Big)
+        + \frac\lambda2 t^2, \qquad \eta^* = \frac{n_c}{n_c-1}\sqrt{\frac{d}{KL}}
+
+    Raises ValueError as :func:`type2`. Source: Theorem 3, Lemma R.
+    """
+    _check_task(n_c, L, K, lam)
+    _check_width(n_c, d, mean_zero=True)
+    eta = n_c / (n_c - 1) * sqrt(d / (K * L))
+    return _log_mixture(L * log1p((n_c - 1) * exp(-eta * t)), n_c, L, K) + lam * t**2 / 2
+
+
+# --- the configurations -----------------------------------------------------------------------------------------------
+
+
+def equiangular(n_c: int, d: int, mean_zero: bool = False, seed: int = 0) -> Tensor:
+    r"""A randomly turned equiangular frame :math:`\mathbf f_1, \dots, \mathbf f_{n_c}`, as rows `(n_c, d)`.
+
+    .. math:: \sum_\alpha \mathbf f_\alpha = 0, \qquad \|\mathbf f_\alpha\| = 1,
+        \qquad \langle \mathbf f_\alpha, \mathbf f_{\alpha'} \rangle = -1/(n_c-1) \;\; (\alpha \ne \alpha')
+
+    With `mean_zero` also :math:`\langle \mathbf f_\alpha, \mathbf 1_d \rangle = 0`, which LayerNorm asks for.
+
+    Raises ValueError if `d < n_c - 1`, or `d < n_c` with `mean_zero`: no such frame exists. Source: equation (4).
+    """
+    _check_sizes(n_c=(n_c, 2))
+    _check_width(n_c, d, mean_zero)
+    rng = np.random.default_rng(seed)
+    basis = rng.standard_normal((d, n_c - 1))
+    if mean_zero:
+        basis -= basis.mean(0)
+    basis = np.linalg.qr(basis)[0]  # (d, n_c - 1), orthonormal columns, orthogonal to 1 if need be
+    corners = np.c_[np.ones(n_c), rng.standard_normal((n_c, n_c - 1))]
+    simplex = np.linalg.qr(corners)[0][:, 1:]  # rows: a regular simplex
+    return torch.from_numpy(sqrt(n_c / (n_c - 1)) * simplex @ basis.T)
+
+
+def type1_weights(latents: Tensor, s_c: int, frame: Tensor, c: float, c_prime: float) -> tuple[Tensor, Tensor]:
+    r"""Weights of type-I collapse.
+
+    .. math:: \mathbf w_{(\alpha,\beta)} = c\,\mathbf f_\alpha, \qquad \mathbf u_{k,\ell} = c'\,\mathbf f_{z_{k,\ell}}
+
+    `latents`: `(K, L)`, `frame`: `(n_c, d)`. Returns `W: (n_c s_c, d)`, `U: (K, L, d)`. Source: Definition 1.
+    """
+    return type3_weights(latents, frame, c_prime, torch.full((s_c,), float(c), dtype=torch.float64))
+
+
+def type2_weights(latents: Tensor, s_c: int, frame: Tensor, c: float) -> tuple[Tensor, Tensor]:
+    r"""Weights of type-II collapse.
+
+    .. math:: \varphi(\mathbf w_{(\alpha,\beta)}) = \sqrt d\,\mathbf f_\alpha,
+        \qquad \mathbf u_{k,\ell} = c\,\mathbf f_{z_{k,\ell}}
+
+    `frame` is mean-zero. Of all embeddings with these features the ones with :math:`\varphi(\mathbf w) = \mathbf w`
+    are returned. Shapes as :func:`type1_weights`. Source: Definition 2.
+    """
+    return type1_weights(latents, s_c, frame, sqrt(frame.shape[1]), c)
+
+
+def type3_weights(latents: Tensor, frame: Tensor, c: float, r: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Weights of type-III collapse.
+
+    .. math:: \mathbf w_{(\alpha,\beta)} = r_\beta\,\mathbf f_\alpha,
+        \qquad \mathbf u_{k,\ell} = c\,\mathbf f_{z_{k,\ell}}
+
+    `r`: `(s_c,)`. Shapes as :func:`type1_weights`. Source: Definition 3.
+    """
+    W = frame[:, None, :] * torch.as_tensor(r, dtype=frame.dtype)[None, :, None]
+    return W.flatten(0, 1), c * frame[latents]
+
+
+def collapse_deviation(V: Tensor, U: Tensor, latents: Tensor, c: float, r: Tensor) -> float:
+    r"""How far word features and linear weights are from a type-III configuration with the constants `c` and `r`.
+
+    The largest entry, in absolute value, of :math:`\mathbf v_{(\alpha,\beta)}/r_\beta - \mathbf f_\alpha`, of
+    :math:`\mathbf u_{k,\ell}/c - \mathbf f_{z_{k,\ell}}`, and of the difference between the Gram matrix of the
+    :math:`\mathbf f_\alpha` and that of an equiangular frame, where :math:`\mathbf f_\alpha = \sum_\beta r_\beta
+    \mathbf v_{(\alpha,\beta)} / \sum_\beta r_\beta^2`. For `c = 0` the largest entry of the weights.
+
+    Type I is the case of equal `r`; for type II pass :math:`\varphi(W)` and :math:`r_\beta = \sqrt d`. Shapes as
+    :func:`type3_weights`.
+    """
+    if c == 0:
+        return float(torch.cat([V.flatten(), U.flatten()]).abs().max())
+    r = torch.as_tensor(r, dtype=V.dtype)
+    words = V.unflatten(0, (-1, len(r)))  # (n_c, s_c, d)
+    n_c = len(words)
+    frame = torch.einsum("b,abd->ad", r, words) / (r @ r)
+    gram = (n_c * torch.eye(n_c, dtype=V.dtype) - 1) / (n_c - 1)
+    parts = (words / r[:, None] - frame[:, None, :], U / c - frame[latents], frame @ frame.T - gram)
+    return max(float(part.abs().max()) for part in parts)
+
+
+# --- certificates of global optimality --------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None, chunk: int = 8192) -> float:
+    r"""The operator norm of :math:`\nabla f(W^\top \hat U)`.
+
+    The risk of `h` is :math:`f(W^\top\hat U) + \frac\lambda2(\|W\|_F^2 + \|U\|_F^2)` with a convex f. A critical
+    point with :math:`\|\nabla f\|_{op} \le \lambda` is a global minimiser, for every width (Claim H). This holds
+    for the empirical risk as well, and needs no assumption on the latent variables.
+
+    Parameters
+    ----------
+    W, U
+        `(n_w, d)` and `(K, L, d)`.
+    x, y, p
+        Sentences `(N, L)`, classes `(N,)`, weights `(N,)` in any scale (`SentenceTask.enumerate`), or `None` for
+        equal weights.
+
+    Source: Appendix G, equation (160) and Claim H.
+    """
+    return float(risk_gradient_spectrum(W, U, x, y, p, chunk)[0])
+
+
+@torch.no_grad()
+def risk_gradient_spectrum(
+    W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None, chunk: int = 8192
+) -> Tensor:
+    r"""The singular values of :math:`\nabla f(W^\top \hat U)`, `(n_w,)` float64, largest first.
+
+    At a global minimiser the largest is :math:`\lambda`, and the rank of the minimiser is at most the number of
+    singular values that equal it. Arguments and source as :func:`dual_certificate`.
+    """
+    return _spectrum(_data_gradient(W, U, x, y, p, chunk)[0])
+
+
+def _spectrum(gradient: Tensor) -> Tensor:
+    wide = gradient.permute(1, 0, 2).flatten(1).double()  # (n_w, L K)
+    return torch.linalg.eigvalsh(wide @ wide.T).flip(0).clamp(min=0).sqrt()
+
+
+@torch.no_grad()
+def optimality_gap(
+    W: Tensor, U: Tensor, x: Tensor, y: Tensor, lam: float, p: Tensor | None = None, chunk: int = 8192
+) -> float:
+    r"""How far the risk of `h` at `(W, U)` can be above its global minimum over all widths at most.
+
+    With :math:`s = \|\nabla f\|_{op}` and the softmax outputs pulled towards the labels, :math:`q'_x = e_y +
+    \min(1, \lambda/s)\,(q_x - e_y)`,
+
+    .. math:: \min \mathcal R \;\ge\; \mathbb E_x\, \mathrm{entropy}(q'_x),
+
+    the Fenchel dual of :math:`f(D) + \lambda\|D\|_*` at a feasible point. No assumption on `(W, U)`; at a minimiser
+    the gap is 0. Ours.
+
+    Raises ValueError if `lam` is not positive. Arguments as :func:`dual_certificate`.
+    """
+    if not lam > 0:
+        raise ValueError(f"lam={lam}: the weight decay must be positive")
+    gradient, losses = _data_gradient(W, U, x, y, p, chunk)
+    norm = float(_spectrum(gradient)[0])
+    shrink = min(1.0, lam / norm) if norm > 0 else 1.0
+    weights = _normalised(p, len(x), W)
+    bound = W.new_zeros(())
+    for rows in torch.arange(len(x), device=x.device).split(chunk):
+        q = shrink * torch.softmax(scores(W, U, x[rows]), dim=1)
+        own = y[rows, None]
+        q.scatter_(1, own, q.gather(1, own) + (1 - shrink))
+        bound += weights[rows] @ torch.special.entr(q).sum(1)
+    return float(losses + lam / 2 * (W.square().sum() + U.square().sum()) - bound)
+
+
+def _data_gradient(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """Gradient of f with respect to the products W U_l^T, (L, n_w, K), and f."""
+    K, L, _ = U.shape
+    weights = _normalised(p, len(x), W)
+    gradient = W.new_zeros(L, len(W), K)
+    value = W.new_zeros(())
+    for rows in torch.arange(len(x), device=x.device).split(chunk):
+        log_q = torch.log_softmax(scores(W, U, x[rows]), dim=1)
+        own = y[rows, None]
+        value -= weights[rows] @ log_q.gather(1, own).squeeze(1)
+        residual = log_q.exp()
+        residual.scatter_add_(1, own, residual.new_full(own.shape, -1.0))
+        residual *= weights[rows, None]
+        for position in range(L):
+            gradient[position].index_add_(0, x[rows, position], residual)
+    return gradient, value
+
+
+def _normalised(p: Tensor | None, n: int, like: Tensor) -> Tensor:
+    return like.new_full((n,), 1 / n) if p is None else (p / p.sum()).to(like)
+
+
+# --- numerical helpers ------------------------------------------------------------------------------------------------
+
+
+def _pull(x: float, n_c: int, L: int, K: int) -> float:
+    r"""Minus the derivative of :math:`\log(1 - \kappa + \kappa(1 + (n_c-1)e^{-x})^L)` in x, without overflow."""
+    bump = (n_c - 1) * exp(-x)
+    log_base = log1p(bump)
+    return L * bump * exp(log(K) - L * log(n_c) + (L - 1) * log_base - _log_mixture(L * log_base, n_c, L, K))
+
+
+def _log_mixture(s: float, n_c: int, L: int, K: int) -> float:
+    r""":math:`\log(1 - \kappa + \kappa e^s)` with :math:`\kappa = K/n_c^L`."""
+    log_kappa = log(K) - L * log(n_c)
+    if n_c**L == K:
+        return s
+    return float(np.logaddexp(log1p(-exp(log_kappa)), log_kappa + s))
+
+
+def _increasing_root(function) -> float:
+    """The root on [0, oo) of an increasing function that is positive in the end; 0 if it is so from the start."""
+    if function(0.0) >= 0:
+        return 0.0
+    high = 1.0
+    while function(high) <= 0:
+        high *= 2
+    return brentq(function, 0.0, high, xtol=1e-300, rtol=_RTOL, maxiter=1000)
+
+
+def _expected_log(s: np.ndarray, mu: np.ndarray, n_c: int, L: int, K: int) -> tuple[float, np.ndarray]:
+    r""":math:`\mathbb E\log(1 - \kappa + \kappa e^{S})` and its gradient in s.
+
+    :math:`S = s_{\beta_1} + \dots + s_{\beta_L}` with independent words of frequencies `mu`.
+
+    The logarithm is :math:`\log(1-\kappa) + u/2 + \log 2\cosh(u/2)` at :math:`u = S - S_0`. The last term has the
+    second derivative :math:`\frac14\operatorname{sech}^2(u/2)`, whose Fourier transform
+    :math:`\pi\omega/\sinh\pi\omega` decays so fast that a few hundred frequencies of a periodic continuation
+    (period far beyond the range of S) are exact to rounding.
+    """
+    if n_c**L == K:
+        return L * float(mu @ s), L * mu
+    log_kappa = log(K) - L * log(n_c)
+    log_rest = log1p(-exp(log_kappa))
+    centre = log_rest - log_kappa
+    period = 2 * (max(abs(centre), abs(L * log(n_c) - centre)) + 40)
+    omega = 2 * np.pi / period * np.arange(1, 13 * period / (2 * np.pi), 2)
+    weight = 4 * np.pi / (period * omega * np.sinh(np.pi * omega))
+    waves = np.exp(1j * np.outer(omega, s))
+    one_word = waves @ mu
+    tail = weight * np.exp(-1j * omega * centre) * one_word ** (L - 1)
+    value = log_rest + (L * (mu @ s) - centre) / 2 + period / 8 - float((tail * one_word).real.sum())
+    gradient = L * mu * (0.5 + ((tail * omega) @ waves).imag)
+    return value, gradient
+
+
+def _newton(gradient, x: np.ndarray, steps: int = 3) -> np.ndarray:
+    """A few Newton steps with a Hessian of central differences, kept only while the gradient shrinks."""
+    residual = gradient(x)
+    for _ in range(steps):
+        size = 1e-5 * max(1e-3, np.abs(x).max())
+        hessian = np.stack([(gradient(x + size * e) - gradient(x - size * e)) / (2 * size) for e in np.eye(len(x))])
+        candidate = x - np.linalg.solve((hessian + hessian.T) / 2, residual)
+        new = gradient(candidate)
+        if not np.abs(new).max() < 0.5 * np.abs(residual).max():
+            break
+        x, residual = candidate, new
+    return x
+
+
+# --- argument checks --------------------------------------------------------------------------------------------------
+
+
+def _check_sizes(**sizes: tuple[int, int]) -> None:
+    for name, (value, least) in sizes.items():
+        if int(value) != value or value < least:
+            raise ValueError(f"{name}={value}: must be a whole number of at least {least}")
+
+
+def _check_task(n_c: int, L: int, K: int | None, lam: float, n_w: int | None = None) -> None:
+    _check_sizes(n_c=(n_c, 2), L=(L, 1), K=(1 if K is None else K, 1))
+    if K is not None and n_c**L < K:
+        raise ValueError(f"K={K}: there are only n_c**L = {n_c}**{L} = {n_c**L} distinct latent variables")
+    if n_w is not None and (n_w < n_c or n_w % n_c):
+        raise ValueError(f"n_w={n_w}: must be a positive multiple of n_c={n_c}")
+    if not 0 < lam < inf:
+        raise ValueError(f"lam={lam}: the weight decay must be positive")
+
+
+def _check_width(n_c: int, d: int, mean_zero: bool) -> None:
+    least = n_c if mean_zero else n_c - 1
+    if d < least:
+        kind = "mean-zero equiangular" if mean_zero else "equiangular"
+        raise ValueError(f"d={d}: {n_c} {kind} vectors need d >= {least}")
+
+
+def _check_frequencies(mu: ArrayLike) -> np.ndarray:
+    mu = np.asarray(mu, dtype=float)
+    if mu.ndim != 1 or not len(mu) or not (mu > 0).all():
+        raise ValueError(f"mu={mu}: word frequencies must be a list of positive numbers")
+    if abs(mu.sum() - 1) > 1e-9:
+        raise ValueError(f"mu sums to {mu.sum():.12g}: word frequencies must sum to 1")
+    return mu

@@ -1,0 +1,469 @@
+"""The pipeline, on small books that the tests make: what it executes, what it keeps, and how it fails."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from lib.book import chapters
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HEADER = """---
+jupytext:
+  formats: ipynb,md:myst
+  text_representation: {extension: .md, format_name: myst}
+kernelspec: {display_name: Python 3, language: python, name: python3}
+---
+"""
+PARAMETERS = '```{code-cell} ipython3\n:tags: [parameters]\nprofile = "laptop"\nseed = 0\n```\n'
+CLAIMS = """claims:
+- {id: fc-one, paper: feature-collapse, where: here, kind: number, statement: one, expect: {x: {value: 42, abs: 1}}}
+- {id: fc-two, paper: feature-collapse, where: there, kind: number, statement: a question}
+pending: [fc-two]
+"""
+MEASURE = """from lib import claims
+from lib.helper import answer
+ledger = claims.open("feature-collapse", profile=profile)
+ledger.check("fc-one", measured={"x": answer()})
+print(f"seed is {seed}")"""
+
+
+def cell(code):
+    return f"```{{code-cell}} ipython3\n{code}\n```\n"
+
+
+class Book:
+    """A throw-away book with its own copy of the pipeline."""
+
+    def __init__(self, root):
+        self.root, self.build = root, root / "_build"
+        (root / "lib").mkdir()
+        (root / "_static").mkdir()
+        shutil.copytree(ROOT / "lib" / "book", root / "lib" / "book", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("lib/claims.py", "lib/__init__.py", "_config.yml", "_static/favicon.svg"):
+            shutil.copy(ROOT / name, root / name)
+        self.write("lib/helper.py", "from lib.deeper import value\n\ndef answer():\n    return value()\n")
+        self.write("lib/deeper.py", "def value():\n    return 42\n")
+        self.write("lib/unused.py", "nothing = None\n")
+        self.write("references.bib", "@book{b2000, author={A. Bee}, title={Bees}, publisher={P}, year={2000}}\n")
+        self.write("chapters/claims.yml", CLAIMS)
+        self.write("chapters/errata.yml", "errata: []\n")
+        self.write("chapters/intro.md", "# Intro\n\nSee [one](one.md) and {cite}`b2000`.\n\n```{bibliography}\n```\n")
+        self.write("chapters/back/ledger.md", "# Ledger\n\n<!-- ledger -->\n")
+        self.chapter("one", MEASURE)
+        self.chapter("two", "print('two')")
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def chapter(self, name, *code, prose="Some prose."):
+        cells = "\n".join(cell(part) for part in code)
+        self.write(f"chapters/{name}.md", f"{HEADER}# Chapter {name}\n\n{prose}\n\n{PARAMETERS}\n{cells}")
+        names = sorted({"one", "two", name} | {path.stem for path in (self.root / "chapters").glob("*.md")} - {"intro"})
+        listed = "".join(f"- file: chapters/{each}\n" for each in names)
+        self.write(
+            "_toc.yml", f"format: jb-book\nroot: chapters/intro\nchapters:\n{listed}- file: chapters/back/ledger\n"
+        )
+
+    def edit(self, name, old, new):
+        text = (self.root / name).read_text()
+        assert old in text
+        self.write(name, text.replace(old, new))
+
+    def start(self, *arguments):
+        environment = {key: value for key, value in os.environ.items() if key not in ("BOOK_BUILD", "PYTHONPATH")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "lib.book", *arguments], cwd=self.root, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, *arguments, status=0):
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == status, output
+        return output
+
+    def executed(self):
+        """Which chapters have results, and when they got them."""
+        found = (self.build / "executed").rglob("*.ipynb")
+        return {path.stem: path.stat().st_mtime_ns for path in found}
+
+    def page(self, name):
+        return (self.build / "html" / "chapters" / f"{name}.html").read_text()
+
+    def stale(self, *arguments):
+        """The reasons that `status` gives, by chapter."""
+        rows = [line.split(maxsplit=2) for line in self.run("status", *arguments).splitlines()]
+        return {row[0]: row[2].strip() for row in rows if len(row) == 3 and row[1] == "stale"}
+
+
+@pytest.fixture
+def book(tmp_path):
+    return Book(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory):
+    """A built book of which every test gets a copy."""
+    made = Book(tmp_path_factory.mktemp("made"))
+    made.run("build")
+    return made
+
+
+@pytest.fixture
+def built(built_once, tmp_path):
+    root = tmp_path / "book"
+    shutil.copytree(built_once.root, root, symlinks=True)
+    copy = object.__new__(Book)
+    copy.root, copy.build = root, root / "_build"
+    return copy
+
+
+def wait_for(condition, what, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# ------------------------------------------------------------------------------------------------ what gets executed
+
+
+def test_building_executes_the_chapters_and_publishes_their_results(built):
+    assert set(built.executed()) == {"one", "two"}
+    assert "seed is 0" in built.page("one")
+    assert 'href="one.html"' in built.page("intro")
+    assert (built.build / "html" / "index.html").is_file()
+
+
+def test_a_second_build_executes_nothing_and_leaves_the_site_alone(built):
+    before, site = built.executed(), os.readlink(built.build / "html")
+    output = built.run("build")
+    assert built.executed() == before
+    assert os.readlink(built.build / "html") == site
+    assert "unchanged" in output
+
+
+def test_a_prose_edit_is_rendered_without_executing(built):
+    before = built.executed()
+    built.edit("chapters/one.md", "Some prose.", "Other words.")
+    built.run("build")
+    assert built.executed() == before
+    assert "Other words." in built.page("one")
+    assert "seed is 0" in built.page("one")
+
+
+def test_a_code_edit_executes_that_chapter_alone(built):
+    before = built.executed()
+    built.edit("chapters/one.md", "seed is", "the seed is")
+    assert built.stale() == {"one": "its code cells changed"}
+    built.run("build")
+    after = built.executed()
+    assert after["one"] != before["one"] and after["two"] == before["two"]
+    assert "the seed is 0" in built.page("one")
+
+
+def test_status_says_which_parameter_differs(built):
+    assert built.stale("--profile", "smoke")["one"] == "parameter profile: 'laptop' -> 'smoke'"
+    assert built.stale("--seed", "3")["two"] == "parameter seed: 0 -> 3"
+    assert built.stale("--device", "cpu") == {}, "a parameter that no chapter declares changes nothing"
+
+
+def test_a_module_that_is_imported_indirectly_makes_its_chapter_stale(built):
+    built.edit("lib/deeper.py", "42", "42.5")
+    assert built.stale() == {"one": "lib.deeper changed"}
+    built.run("build")
+    assert json.loads((built.build / "claims.json").read_text())[0]["measured"] == {"x": 42.5}
+
+
+def test_modules_that_a_chapter_does_not_import_and_the_pipeline_itself_are_no_inputs(built):
+    for name in ("lib/unused.py", "lib/claims.py", "lib/book/site.py"):
+        with open(built.root / name, "a") as file:
+            file.write("\n# a remark\n")
+    assert built.stale() == {}
+
+
+def test_parameters_are_injected_where_they_are_declared(built):
+    built.run("execute", "--seed", "7", "--chapter", "chapters/one.md")
+    notebook = nbformat.read(built.build / "executed" / "chapters" / "one.ipynb", as_version=4)
+    (injected,) = (each for each in notebook.cells if "injected-parameters" in each.metadata.get("tags", []))
+    assert "seed = 7" in injected.source and "device" not in injected.source
+
+
+def test_a_chapter_is_selected_by_path_and_by_glob(built):
+    for pattern in ("chapters/one.md", "chapters/one", "one", "o*", "./chapters/o*.md"):
+        assert set(built.stale("--seed", "3", "--chapter", pattern)) == {"one"}
+    assert set(built.stale("--seed", "3", "--chapter", "one,two")) == {"one", "two"}
+
+
+def test_two_chapters_are_executed_at_the_same_time(book):
+    meet = """import pathlib, time
+pathlib.Path({!r}).touch()
+while not pathlib.Path({!r}).exists():
+    time.sleep(0.05)"""
+    book.chapter("one", meet.format("one-is-here", "two-is-here"))
+    book.chapter("two", meet.format("two-is-here", "one-is-here"))
+    book.write("chapters/claims.yml", "claims: []\npending: []\n")
+    book.run("execute", "--jobs", "2")
+    assert set(book.executed()) == {"one", "two"}
+
+
+def test_building_one_chapter_of_an_unexecuted_book_shows_the_others_without_results(book):
+    output = book.run("build", "--chapter", "one")
+    assert set(book.executed()) == {"one"}
+    assert "two" in output.partition("shown without results")[2]
+    assert "has not been executed" in book.page("two")
+    assert "has not been executed" not in book.page("one")
+
+
+def test_imports_are_found_inside_functions_and_through_relative_ones(tmp_path):
+    sources = {
+        "__init__": "",
+        "a/__init__": "from . import b",
+        "a/b": "from .c import f\nfrom ..d import g",
+        "a/c": "def f():\n    import lib.e",
+        "d": "g = 1",
+        "e": "import lib.claims",
+        "claims": "import lib.hidden",
+        "hidden": "",
+        "other": "",
+    }
+    for name, text in sources.items():
+        path = tmp_path / "lib" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    code = nbformat.v4.new_code_cell("%matplotlib inline\ndef late():\n    from lib import a")
+    found = chapters.imported_modules([code], tmp_path)
+    assert list(found) == ["lib", "lib.a", "lib.a.b", "lib.a.c", "lib.d", "lib.e"]
+
+
+def test_the_data_set_counts_for_chapters_that_declare_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLLAPSE_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "images").write_text("12")
+    pages = {}
+    for name, code in (("with", 'dataset = "digits"'), ("without", "seed = 0")):
+        (tmp_path / f"{name}.md").write_text(
+            f"{HEADER}# T\n\n```{{code-cell}} ipython3\n:tags: [parameters]\n{code}\n```\n"
+        )
+        pages[name] = chapters.Page(name, tmp_path)
+    old = {name: page.key({}) for name, page in pages.items()}
+    (tmp_path / "data" / "images").write_text("123")
+    changed = {name: chapters.differences(old[name], page.key({})) for name, page in pages.items()}
+    assert changed == {"with": ["the data set changed"], "without": []}
+
+
+# ------------------------------------------------------------------------------------------------------- the results
+
+
+def test_the_page_tells_how_to_run_it_and_offers_the_executed_notebook(built):
+    page = built.page("one")
+    assert "make book CHAPTER=chapters/one.md PROFILE=laptop" in re.sub("<[^>]*>", "", page)
+    button = built.build / "html" / "_sources" / "chapters" / "one.ipynb"
+    assert "_sources/chapters/one.ipynb" in page
+    for path in [button, *(built.build / "html" / "_downloads").rglob("one.ipynb")]:
+        notebook = nbformat.read(path, as_version=4)
+        assert any("injected-parameters" in each.metadata.get("tags", []) for each in notebook.cells)
+        assert any(
+            "seed is 0" in output.get("text", "") for each in notebook.cells for output in each.get("outputs", [])
+        )
+        assert not any("make book" in each.source for each in notebook.cells)
+        assert str(built.root) not in path.read_text()
+    (source,) = (built.build / "html" / "_downloads").rglob("one.md")
+    assert source.read_text() == (built.root / "chapters" / "one.md").read_text()
+
+
+def test_claims_json_has_a_row_for_every_declared_claim(built):
+    one, two = json.loads((built.build / "claims.json").read_text())
+    fields = ["id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds"]
+    assert list(one) == list(two) == fields
+    assert (one["id"], one["verdict"], one["measured"], one["chapter"]) == ("fc-one", "reproduced", {"x": 42}, "one")
+    assert (two["id"], two["verdict"]) == ("fc-two", "not written yet")
+    assert "fc-one" in built.run("claims")
+
+
+def test_an_edited_declaration_is_judged_anew_without_executing(built):
+    before = built.executed()
+    built.edit("chapters/claims.yml", "value: 42", "value: 50")
+    built.run("build")
+    assert built.executed() == before
+    assert json.loads((built.build / "claims.json").read_text())[0]["verdict"] == "not reproduced"
+    assert 'data-verdict="not reproduced"' in built.page("one")
+
+
+def test_the_same_seed_gives_the_same_values(built):
+    def values():
+        return [{**row, "seconds": None} for row in json.loads((built.build / "claims.json").read_text())]
+
+    first = values()
+    built.run("build", "--force")
+    assert values() == first
+
+
+# ----------------------------------------------------------------------------------------------------------- failures
+
+
+def test_a_failing_chapter_stops_neither_the_others_nor_the_site(built):
+    site, before = built.page("two"), built.executed()
+    built.chapter("one", MEASURE, "good = 1", "x = 0\n1 / x  # cannot work")
+    built.chapter("two", "print('two again')")
+    output = built.run("build", status=1)
+    assert "chapters/one.md failed in code cell 4 of 4" in output
+    assert "1 / x  # cannot work" in output and "ZeroDivisionError: division by zero" in output
+    partial = nbformat.read(built.build / "failed" / "chapters" / "one.ipynb", as_version=4)
+    assert any("seed is 0" in str(each.get("outputs")) for each in partial.cells)
+    assert built.executed()["two"] != before["two"], "the other chapter was executed"
+    assert built.page("two") == site, "the published site is as it was"
+    built.chapter("one", MEASURE)
+    built.run("build")
+    assert "two again" in built.page("two")
+    assert not (built.build / "failed" / "chapters" / "one.ipynb").exists()
+
+
+def test_a_kernel_that_dies_is_reported_like_any_failure(book):
+    book.chapter("two", "import os\nos._exit(3)")
+    output = book.run("build", status=1)
+    assert "chapters/two.md failed in code cell 2 of 2" in output and "os._exit(3)" in output
+    assert set(book.executed()) == {"one"}
+
+
+def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built):
+    site = built.page("one")
+    built.edit("chapters/one.md", "Some prose.", "See {eq}`nowhere`.")
+    for _ in range(2):  # the second time from parsed pages that Sphinx may have kept
+        output = built.run("build", status=1)
+        assert "nowhere" in output and "chapters/one" in output
+    assert built.page("one") == site
+    built.edit("chapters/one.md", "See {eq}`nowhere`.", "Mended.")
+    built.run("build")
+    assert "Mended." in built.page("one")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [
+        ("--profile", "lap", "smoke, laptop, paper"),
+        ("--device", "gpu", "auto, cpu, cuda, mps"),
+        ("--chapter", "three", "chapters/one.md"),
+        ("--chapter", "one,x*", "chapters/two.md"),
+        ("--seed", "-1", "whole number"),
+        ("--jobs", "0", "whole number"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(book, option, value, known):
+    output = book.run("build", option, value, status=2)
+    assert value.rpartition(",")[2] in output and known in output
+    assert not book.build.exists()
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("value: 42", "value: [", "claims.yml"),
+        ("pending: [fc-two]", "pending: [fc-too]", "fc-too"),
+        ("id: fc-two", "id: fc-one", "fc-one"),
+        ("id: fc-one", "id: fc-on", "fc-one"),
+    ],
+)
+def test_damaged_double_and_misspelt_claims_are_refused_before_any_work(book, old, new, named):
+    book.edit("chapters/claims.yml", old, new)
+    output = book.run("build", status=2)
+    assert named in output
+    assert not book.build.exists()
+    assert "Traceback" not in output
+
+
+def test_a_page_that_is_missing_is_named(book):
+    (book.root / "chapters" / "two.md").unlink()
+    assert "chapters/two" in book.run("build", status=2)
+
+
+# ------------------------------------------------------------------------------------------------------- interruptions
+
+SLEEPS = """import os, pathlib, time
+pathlib.Path("pid").write_text(str(os.getpid()))
+time.sleep(0 if pathlib.Path("go").exists() else 600)"""
+
+
+def interrupted_in_the_second_chapter(book, number):
+    """Send a signal while chapter two is being executed; returns what `one` was executed as, and the kernel's id."""
+    book.chapter("two", SLEEPS)
+    process = book.start("build")
+    wait_for(lambda: "one" in book.executed() and (book.root / "pid").exists(), "the second chapter to begin")
+    wait_for(lambda: (book.root / "pid").read_text(), "the kernel's process id")
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    kernel = int((book.root / "pid").read_text())
+    wait_for(lambda: gone(kernel), "the kernel to end", 20)
+    return process.returncode, output
+
+
+def test_a_killed_build_keeps_what_is_finished_and_the_next_one_goes_on(built):
+    old = built.page("two")
+    built.edit("chapters/one.md", "seed is", "the seed is")
+    before = built.executed()
+    built.chapter("two", SLEEPS)
+    process = built.start("build")
+    wait_for(lambda: built.executed()["one"] != before["one"], "the first chapter to finish")
+    wait_for(lambda: (built.root / "pid").exists(), "the second chapter to begin")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert built.page("two") == old and "the seed is" not in built.page("one"), "the old site is complete"
+    first = built.executed()["one"]
+    (built.root / "go").touch()
+    built.run("build")
+    assert built.executed()["one"] == first, "the finished chapter is not executed again"
+    assert built.executed()["two"] != before["two"]
+    assert "the seed is 0" in built.page("one")
+
+
+def test_ctrl_c_ends_the_kernels_and_keeps_what_is_finished(book):
+    status, output = interrupted_in_the_second_chapter(book, signal.SIGINT)
+    assert status == 130 and "interrupted" in output and "Traceback" not in output
+    assert set(book.executed()) == {"one"}
+    assert not (book.build / "html").exists()
+
+
+def test_kernels_do_not_outlive_a_killed_build(book):
+    status, _ = interrupted_in_the_second_chapter(book, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+
+
+def test_a_build_killed_while_sphinx_writes_leaves_the_old_site_and_the_next_one_succeeds(built):
+    old = built.page("one")
+    built.edit("chapters/one.md", "Some prose.", "New prose.")
+    process = built.start("build")
+    wait_for(lambda: list((built.build / "sites").glob(".*.new/*")), "Sphinx to write")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert built.page("one") == old
+    built.run("build")
+    assert "New prose." in built.page("one")
+    assert not list((built.build / "sites").glob(".*"))
+
+
+def test_two_builds_at_once_take_turns(book):
+    first, second = book.start("build"), book.start("build")
+    outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+    assert first.returncode == second.returncode == 0, outputs
+    assert sum("waiting" in output for output in outputs) == 1
+    assert sum("unchanged" in output for output in outputs) == 1

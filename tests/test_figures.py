@@ -1,0 +1,166 @@
+"""Figures are legible on both themes, drawn the same way every time, and need nothing from elsewhere."""
+
+import base64
+import io
+import re
+
+import matplotlib as mpl
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib import figures
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with mpl.rc_context():
+        figures.use()
+        yield
+    plt.close("all")
+
+
+def luminance(color):
+    """Relative luminance of a colour as WCAG 2 defines it."""
+    channels = np.array(mpl.colors.to_rgb(color))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+def contrast(one, other):
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
+def test_text_and_axes_stand_out_on_a_white_and_on_a_dark_page(page):
+    for key in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"):
+        assert contrast(mpl.rcParams[key], page) >= 3.8
+
+
+def test_a_saved_figure_is_transparent():
+    fig, axes = figures.panels(1)
+    axes[0].plot([0, 1], [0, 1])
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png")
+    buffer.seek(0)
+    picture = plt.imread(buffer)
+    assert picture.shape[2] == 4
+    assert picture[2, 2, 3] == 0
+    assert (picture[..., 3] == 0).mean() > 0.5
+
+
+def test_concepts_differ_in_colour_and_in_marker():
+    assert len(set(figures.CONCEPTS)) == len(figures.CONCEPTS) == len(set(figures.MARKERS))
+    assert figures.CONCEPTS[:3] == [figures.COLORS[name] for name in ("green", "blue", "vermillion")]
+
+
+@given(st.integers(1, 9), st.integers(1, 4))
+@settings(max_examples=15, deadline=None)
+def test_panels_gives_as_many_axes_as_asked_for_and_they_do_not_overlap(n, columns):
+    fig, axes = figures.panels(n, columns)
+    assert len(axes) == len(fig.axes) == n
+    boxes = [ax.get_position() for ax in axes]
+    assert all(not first.overlaps(second) for i, first in enumerate(boxes) for second in boxes[i + 1 :])
+    plt.close(fig)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [((0,), "n = 0"), ((2.0,), "n = 2.0"), ((3, 0), "columns = 0")])
+def test_panels_names_a_number_it_cannot_use(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        figures.panels(*arguments)
+
+
+@given(st.integers(2, 30), st.integers(2, 8), st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_principal_directions_are_orthonormal_and_keep_the_most_variance(n, d, seed):
+    points = np.random.default_rng(seed).normal(size=(n, d)) * np.arange(1, d + 1)
+    mean, directions = figures.pca(points)
+    assert np.allclose(directions @ directions.T, np.eye(2), atol=1e-10)
+    assert np.allclose(mean, points.mean(axis=0))
+    variances = np.sort(np.linalg.eigvalsh(np.cov(points.T, bias=True)))[::-1]
+    assert np.allclose(((points - mean) @ directions.T).var(axis=0), variances[:2])
+    assert (directions[[0, 1], np.abs(directions).argmax(axis=1)] > 0).all()
+
+
+def test_a_scatter_shows_every_point_once_at_one_scale():
+    points = torch.randn(30, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.arange(3).repeat_interleave(10)
+    _, axes = figures.panels(1)
+    assert figures.pca_scatter(axes[0], points, labels, names=["vegetable", "dairy", "meat"], origin=True) is axes[0]
+    shown = np.concatenate([collection.get_offsets() for collection in axes[0].collections])
+    assert shown.shape == (30, 2)
+    assert axes[0].get_aspect() == 1
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["vegetable", "dairy", "meat"]
+    mean, directions = figures.pca(points)
+    assert np.allclose(shown, (points.detach().numpy() - mean) @ directions.T)
+
+
+def test_clouds_drawn_with_one_basis_keep_their_places():
+    points = np.random.default_rng(0).normal(size=(20, 4))
+    labels = np.zeros(20, dtype=int)
+    basis = figures.pca(points)
+    _, axes = figures.panels(2)
+    for ax, scale in zip(axes, (1.0, 2.0), strict=True):
+        figures.pca_scatter(ax, basis[0] + scale * (points - basis[0]), labels, basis=basis)
+    one, two = (ax.collections[0].get_offsets() for ax in axes)
+    assert np.allclose(2 * one, two)
+
+
+def test_a_scatter_refuses_labels_and_points_that_do_not_fit():
+    _, axes = figures.panels(1)
+    with pytest.raises(ValueError, match=r"labels has shape \(2,\): one label per point, \(3,\)"):
+        figures.pca_scatter(axes[0], np.zeros((3, 4)), np.zeros(2))
+    with pytest.raises(ValueError, match=r"points has shape \(3,\)"):
+        figures.pca(np.zeros(3))
+    with pytest.raises(ValueError, match=r"points has shape \(5, 1\)"):
+        figures.pca(np.zeros((5, 1)))
+
+
+def test_the_other_drawings_return_their_axis():
+    values = np.random.default_rng(0).normal(size=(12, 3))
+    _, axes = figures.panels(3)
+    assert figures.spectrum(axes[0], np.linalg.svd(values)[1]) is axes[0]
+    assert np.all(np.diff(axes[0].lines[0].get_ydata()) <= 0)
+    assert figures.histogram(axes[1], values[:, 0], values[:, 1] > 0, expected=0.0) is axes[1]
+    assert figures.gram(axes[2], values) is axes[2]
+    assert np.allclose(np.diag(axes[2].images[0].get_array()), 1)
+
+
+def moving_point():
+    fig, axes = figures.panels(1)
+    (line,) = axes[0].plot([0], [0], "o")
+    axes[0].set(xlim=(-1, 5), ylim=(-1, 1))
+    return fig, lambda frame: line.set_data([frame], [0])
+
+
+def test_an_animation_is_one_piece_of_html_that_asks_nobody():
+    alt = 'A point moves "right" < it stops'
+    html = figures.animation(*moving_point(), frames=4, alt=alt).data
+    assert not re.search(r"https?://|//maxcdn|<link|src=\"(?!data:)", html)
+    assert "fa-" not in html
+    assert 'alt="A point moves &quot;right&quot; &lt; it stops"' in html
+    frames = re.findall(r'frames\[\d+\] = "data:image/png;base64,([^"]*)"', html)
+    assert len(frames) == len(set(frames)) == 4
+    for frame in frames:
+        assert base64.b64decode(frame.replace("\\\n", "")).startswith(b"\x89PNG")
+    assert all(f'aria-label="{label}"' in html for label in ("Play", "Pause", "Frame"))
+    assert not plt.get_fignums()
+
+
+def test_the_same_frames_give_the_same_html():
+    one, two = (figures.animation(*moving_point(), frames=3, alt="A point moves.").data for _ in range(2))
+    assert one == two
+
+
+def test_an_animation_needs_words_and_a_known_mode():
+    fig, update = moving_point()
+    with pytest.raises(ValueError, match="alt"):
+        figures.animation(fig, update, frames=2, alt=" ")
+    with pytest.raises(ValueError, match="loop = 'forever'"):
+        figures.animation(fig, update, frames=2, alt="A point.", loop="forever")

@@ -1,0 +1,357 @@
+"""The theory of feature collapse against what it is about: the true risk, summed over every sentence, in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib.data.sentences import SentenceTask, all_latents, sentence_task, uniform_frequencies, zipf_frequencies
+from lib.models.sentences import empirical_risk, layer_norm
+from lib.multistart import multistart
+from lib.theory import feature_collapse as theory
+
+quick = settings(max_examples=25, deadline=None)
+
+
+@st.composite
+def tasks(draw, frequencies="any", largest=1300):
+    """A fully sampled task: n_c from 2 to 4, s_c and L from 1 to 4, as far as its sentences can be listed quickly."""
+    sizes = st.tuples(st.integers(2, 4), st.integers(1, 4), st.integers(1, 4))
+    sizes = sizes.filter(lambda t: (t[0] * t[1]) ** t[2] <= largest)
+    n_c, s_c, L = draw(sizes)
+    raw = draw(st.lists(st.floats(0.05, 1.0), min_size=s_c, max_size=s_c))
+    mu = torch.tensor(raw, dtype=torch.float64) if frequencies == "any" else torch.ones(s_c, dtype=torch.float64)
+    return sentence_task(n_c, n_c * s_c, L, frequencies=mu / mu.sum())
+
+
+def true_risk(task, lam, normalize=False):
+    x, y, p = task.enumerate()
+    return lambda W, U: empirical_risk(W, U, x, y, lam, normalize, p / task.K)
+
+
+def gradient(risk, W, U):
+    W, U = W.clone().requires_grad_(), U.clone().requires_grad_()
+    return torch.cat([g.flatten() for g in torch.autograd.grad(risk(W, U), (W, U))])
+
+
+def threshold_by_hand(task):
+    """Condition (9) by brute force: operator norm of the gradient at zero, words against (class, position)."""
+    x, y, p = task.enumerate()
+    V = torch.zeros(task.n_w, task.K, task.L, dtype=torch.float64, requires_grad=True)
+    logits = sum(V[x[:, position], :, position] for position in range(task.L))
+    loss = torch.nn.functional.cross_entropy(logits, y, reduction="none") @ p / task.K
+    (g,) = torch.autograd.grad(loss, V)
+    return torch.linalg.matrix_norm(g.flatten(1), ord=2).item()
+
+
+# --- frames and configurations ---
+
+
+@quick
+@given(st.integers(2, 6), st.integers(0, 3), st.booleans(), st.integers(0, 10**6))
+def test_frames_are_equiangular(n_c, extra, mean_zero, seed):
+    frame = theory.equiangular(n_c, n_c - 1 + mean_zero + extra, mean_zero, seed)
+    gram = frame @ frame.T
+    assert frame.sum(0).abs().max() < 1e-13
+    assert (gram.diagonal() - 1).abs().max() < 1e-13
+    assert (gram[~torch.eye(n_c, dtype=torch.bool)] + 1 / (n_c - 1)).abs().max() < 1e-13
+    if mean_zero:
+        assert frame.sum(1).abs().max() < 1e-13
+
+
+def test_configurations_satisfy_their_definitions_word_by_word():
+    latents, s_c = all_latents(3, 2), 3
+    frame = theory.equiangular(3, 5, mean_zero=True, seed=2)
+    r = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    W1, U1 = theory.type1_weights(latents, s_c, frame, 0.7, 0.4)
+    W2, U2 = theory.type2_weights(latents, s_c, frame, 0.3)
+    W3, U3 = theory.type3_weights(latents, frame, 0.5, r)
+    for concept in range(3):
+        for word in range(s_c):
+            row = concept * s_c + word
+            torch.testing.assert_close(W1[row], 0.7 * frame[concept])
+            torch.testing.assert_close(layer_norm(W2)[row], 5**0.5 * frame[concept])
+            torch.testing.assert_close(W3[row], r[word] * frame[concept])
+    for k, z in enumerate(latents.tolist()):
+        for position, concept in enumerate(z):
+            for U, c in ((U1, 0.4), (U2, 0.3), (U3, 0.5)):
+                torch.testing.assert_close(U[k, position], c * frame[concept])
+
+
+def test_deviation_is_zero_on_a_configuration_and_sees_a_moved_word():
+    latents, frame = all_latents(3, 2), theory.equiangular(3, 4)
+    r = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    W, U = theory.type3_weights(latents, frame, 0.5, r)
+    assert theory.collapse_deviation(W, U, latents, 0.5, r) < 1e-14
+    W[1, 0] += 1e-3
+    assert theory.collapse_deviation(W, U, latents, 0.5, r) > 1e-4
+
+
+# --- Theorems 1 and 3 ---
+
+
+def test_the_two_printed_constants():
+    assert theory.type1(3, 1200, 15, 1000, 0.001)[1] == pytest.approx(1.42214, abs=5e-6)
+    assert theory.type1(3, 1200, 15, 50, 0.001)[1] == pytest.approx(0.61602, abs=5e-6)
+
+
+@quick
+@given(tasks("uniform"), st.floats(0.0, 60.0), st.floats(1e-4, 1.0))
+def test_risk_of_type_I_is_H(task, t, lam):
+    frame = theory.equiangular(task.n_c, task.n_c)
+    W, U = theory.type1_weights(task.latents, task.s_c, frame, (t / task.n_w) ** 0.5, (t / task.K / task.L) ** 0.5)
+    expected = true_risk(task, lam)(W, U).item()
+    H = theory.type1_risk(t, task.n_c, task.n_w, task.L, task.K, lam)
+    assert pytest.approx(expected, rel=1e-12, abs=1e-13) == H
+
+
+@quick
+@given(tasks("any"), st.floats(0.0, 20.0), st.floats(1e-4, 1.0), st.integers(0, 2))
+def test_risk_of_type_II_is_H_star_whatever_the_frequencies(task, t, lam, extra):
+    d = task.n_c + extra
+    frame = theory.equiangular(task.n_c, d, mean_zero=True)
+    W, U = theory.type2_weights(task.latents, task.s_c, frame, t / (task.K * task.L) ** 0.5)
+    expected = true_risk(task, lam, normalize=True)(W, U).item()
+    assert theory.type2_risk(t, task.n_c, task.L, task.K, d, lam) == pytest.approx(expected, rel=1e-12, abs=1e-13)
+
+
+@quick
+@given(tasks("uniform"), st.floats(0.01, 3.0))
+def test_type_I_is_critical_and_certified_on_both_sides_of_the_threshold(task, factor):
+    bound = threshold_by_hand(task)
+    lam = factor * bound
+    tau, c, c_prime = theory.type1(task.n_c, task.n_w, task.L, task.K, lam)
+    assert (tau == 0) == (lam >= bound) or abs(factor - 1) < 1e-9
+    W, U = theory.type1_weights(task.latents, task.s_c, theory.equiangular(task.n_c, task.n_c - 1), c, c_prime)
+    assert gradient(true_risk(task, lam), W, U).abs().max() < 1e-11
+    x, y, p = task.enumerate()
+    assert theory.dual_certificate(W, U, x, y, p) <= lam * (1 + 1e-9)
+
+
+@quick
+@given(tasks("any"), st.floats(0.01, 1.0), st.integers(1, 2))
+def test_type_II_is_critical(task, lam, extra):
+    d = task.n_c + extra
+    _, c = theory.type2(task.n_c, task.L, task.K, d, lam)
+    W, U = theory.type2_weights(task.latents, task.s_c, theory.equiangular(task.n_c, d, mean_zero=True), c)
+    assert c > 0
+    assert gradient(true_risk(task, lam, normalize=True), W, U).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize(
+    "n_c, s_c, L, d, lam", [(3, 2, 2, 3, 0.01), (2, 3, 3, 2, 0.02), (4, 2, 1, 5, 0.03), (3, 2, 2, 2, 0.2)]
+)
+def test_no_start_ends_below_type_I_and_all_end_there(n_c, s_c, L, d, lam):
+    task = sentence_task(n_c, n_c * s_c, L)
+    tau, c, c_prime = theory.type1(n_c, n_c * s_c, L, n_c**L, lam)
+    lowest = theory.type1_risk(tau, n_c, n_c * s_c, L, n_c**L, lam)
+    found = multistart(true_risk(task, lam), [(task.n_w, d), (task.K, L, d)], starts=20, seed=1)
+    assert (found.values - lowest).abs().max() < 1e-10
+    for W, U in zip(*found.parameters, strict=True):
+        assert theory.collapse_deviation(W, U, task.latents, c_prime, torch.full((s_c,), c)) < 1e-5
+
+
+@pytest.mark.parametrize("frequencies", ["uniform", "zipf"])
+def test_no_start_ends_below_type_II_and_minimisers_are_type_II(frequencies):
+    n_c, s_c, L, d, lam = 3, 2, 2, 5, 0.02
+    task = sentence_task(n_c, n_c * s_c, L, frequencies=frequencies)
+    tau, c = theory.type2(n_c, L, n_c**L, d, lam)
+    lowest = theory.type2_risk(tau, n_c, L, n_c**L, d, lam)
+    found = multistart(true_risk(task, lam, normalize=True), [(task.n_w, d), (task.K, L, d)], starts=20, seed=1)
+    assert found.values.min() > lowest - 1e-10
+    reached = torch.nonzero(found.values < lowest + 1e-9).ravel()
+    assert len(reached) >= 5
+    for i in reached:
+        V, U = layer_norm(found.parameters[0][i]), found.parameters[1][i]
+        assert theory.collapse_deviation(V, U, task.latents, c, torch.full((s_c,), d**0.5)) < 1e-5
+
+
+def test_constants_survive_a_number_of_latent_variables_beyond_floating_point():
+    tau, c, c_prime = theory.type1(3, 1200, 2000, 1000, 1e-5)
+    assert 0 < tau < np.inf and c > 0 and c_prime > 0
+    assert theory.type2(3, 2000, 1000, 100, 1e-5)[0] > 0
+
+
+# --- Theorem 2 ---
+
+
+@quick
+@given(tasks("any"), st.floats(1e-4, 0.999), st.integers(0, 2))
+def test_type_III_solves_the_system_is_critical_ordered_and_certified(task, factor, extra):
+    mu, n_c, L = task.frequencies, task.n_c, task.L
+    lam = factor * threshold_by_hand(task)
+    c, r = theory.type3(mu, n_c, L, lam)
+    left = lam / L * r / c * (n_c - 1 + torch.exp(n_c / (n_c - 1) * c * r))
+    assert (left / mu - 1).abs().max() < 1e-11
+    assert abs((r / c).square().sum().item() / (L * n_c ** (L - 1)) - 1) < 1e-11
+    assert (r[mu.argsort()].diff() >= -1e-12).all()
+    W, U = theory.type3_weights(task.latents, theory.equiangular(n_c, n_c - 1 + extra), c, r)
+    size = lam * torch.cat([W.flatten(), U.flatten()]).norm()
+    assert gradient(true_risk(task, lam), W, U).norm() < 1e-9 * size
+    x, y, p = task.enumerate()
+    assert theory.dual_certificate(W, U, x, y, p) == pytest.approx(lam, rel=1e-9)
+    assert abs(theory.optimality_gap(W, U, x, y, lam, p)) < 1e-10
+
+
+@quick
+@given(tasks("any"), st.floats(1.0001, 10.0))
+def test_zero_is_optimal_and_the_system_refused_where_condition_9_fails(task, factor):
+    lam = factor * threshold_by_hand(task)
+    with pytest.raises(ValueError, match=r"condition \(9\).*below.*= "):
+        theory.type3(task.frequencies, task.n_c, task.L, lam)
+    W, U = torch.zeros(task.n_w, 2, dtype=torch.float64), torch.zeros(task.K, task.L, 2, dtype=torch.float64)
+    x, y, p = task.enumerate()
+    assert abs(theory.optimality_gap(W, U, x, y, lam, p)) < 1e-12
+
+
+@quick
+@given(tasks("any"))
+def test_the_threshold_is_the_operator_norm_of_the_gradient_at_zero(task):
+    threshold = theory.type3_threshold(task.frequencies, task.n_c, task.L)
+    assert threshold == pytest.approx(threshold_by_hand(task), rel=1e-11)
+
+
+def test_type_I_is_not_critical_for_unequal_frequencies():
+    task = sentence_task(3, 6, 2, frequencies="zipf")
+    lam, frame = 0.2 * threshold_by_hand(task), theory.equiangular(3, 3)
+    for c in np.geomspace(0.01, 30, 12):
+        for c_prime in np.geomspace(0.01, 30, 12):
+            W, U = theory.type1_weights(task.latents, 2, frame, c, c_prime)
+            size = lam * torch.cat([W.flatten(), U.flatten()]).norm()
+            assert gradient(true_risk(task, lam), W, U).norm() > 0.01 * size
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.7, 1.5])
+def test_no_start_ends_below_type_III(factor):
+    task = sentence_task(3, 6, 2, frequencies=torch.tensor([0.8, 0.2], dtype=torch.float64))
+    lam = factor * threshold_by_hand(task)
+    c, r = theory.type3(task.frequencies, 3, 2, lam) if factor < 1 else (0.0, torch.zeros(2, dtype=torch.float64))
+    lowest = true_risk(task, lam)(*theory.type3_weights(task.latents, theory.equiangular(3, 2), c, r))
+    found = multistart(true_risk(task, lam), [(6, 2), (9, 2, 2)], starts=20, seed=3)
+    assert (found.values - lowest).abs().max() < 1e-10
+    for W, U in zip(*found.parameters, strict=True):
+        assert theory.collapse_deviation(W, U, task.latents, c, r) < 1e-5
+
+
+def test_type_III_at_400_words_per_concept_and_sentences_of_15():
+    mu = zipf_frequencies(400)
+    for lam in (1e-9, 5e-5, 1.15e-4):
+        c, r = theory.type3(mu, 3, 15, lam)
+        assert (lam / 15 * r / c * (2 + torch.exp(1.5 * c * r)) / mu - 1).abs().max() < 1e-10
+        assert abs((r / c).square().sum().item() / (15 * 3**14) - 1) < 1e-10
+
+
+# --- certificates ---
+
+
+@quick
+@given(tasks("any"), st.integers(0, 10**6), st.floats(0.005, 0.3))
+def test_the_gap_bounds_the_distance_to_the_minimum_from_any_weights(task, seed, lam):
+    rng = np.random.default_rng(seed)
+    W, U = (torch.from_numpy(rng.standard_normal(s)) for s in [(task.n_w, 3), (task.K, task.L, 3)])
+    x, y, p = task.enumerate()
+    here = true_risk(task, lam)(W, U).item()
+    best = here - theory.optimality_gap(W, U, x, y, lam, p)
+    if lam < threshold_by_hand(task):
+        c, r = theory.type3(task.frequencies, task.n_c, task.L, lam)
+        W, U = theory.type3_weights(task.latents, theory.equiangular(task.n_c, task.n_c), c, r)
+        assert best <= true_risk(task, lam)(W, U).item() + 1e-12
+    assert best <= here and best <= np.log(task.K) + 1e-12
+
+
+def test_certificate_of_a_training_set_with_few_latent_variables():
+    task = sentence_task(3, 6, 3, K=7, frequencies="zipf", seed=3)
+    x, y = task.sample(4, seed=0)
+    found = multistart(lambda W, U: empirical_risk(W, U, x, y, 0.01), [(6, 3), (7, 3, 3)], starts=4, seed=0)
+    W, U = (q[found.values.argmin()] for q in found.parameters)
+    assert theory.dual_certificate(W, U, x, y, chunk=5) == pytest.approx(0.01, rel=1e-6)
+    assert abs(theory.optimality_gap(W, U, x, y, 0.01, chunk=5)) < 1e-8
+    assert theory.dual_certificate(0.5 * W, U, x, y) > 0.0101
+    assert theory.optimality_gap(0.5 * W, U, x, y, 0.01) > 1e-3
+
+
+def test_a_zero_sum_code_is_certified_although_it_violates_the_symmetry_assumption():
+    Z = all_latents(3, 3)
+    task = SentenceTask(Z[Z.sum(1) % 3 == 0], zipf_frequencies(2), 3)
+    risk, frame = true_risk(task, 0.02), theory.equiangular(3, 2)
+    along = lambda c, r: risk((frame[:, None] * r[:, None]).flatten(0, 1), c * frame[task.latents])  # noqa: E731
+    found = multistart(along, [(1,), (2,)], 6, 0)
+    c, r = (q[found.values.argmin()].abs() for q in found.parameters)
+    x, y, p = task.enumerate()
+    W, U = theory.type3_weights(task.latents, frame, c, r)
+    assert theory.dual_certificate(W, U, x, y, p) == pytest.approx(0.02, rel=1e-6)
+
+
+# --- the mean field ---
+
+
+@settings(max_examples=10, deadline=None)
+@given(tasks("any"), st.floats(0.01, 0.9))
+def test_mean_field_is_type_III_when_all_latent_variables_are_used(task, factor):
+    lam = factor * theory.type3_threshold(task.frequencies, task.n_c, task.L)
+    c, r = theory.type3(task.frequencies, task.n_c, task.L, lam)
+    c_mean, r_mean = theory.mean_field_type3(task.frequencies, task.n_c, task.L, task.K, lam)
+    assert c_mean == pytest.approx(c, rel=1e-7)
+    assert (r_mean / r - 1).abs().max() < 1e-7
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 5), st.integers(2, 8), st.floats(0.05, 0.95), st.floats(1e-3, 3e-2))
+def test_mean_field_is_type_I_at_equal_frequencies(n_c, s_c, L, fraction, lam):
+    K = max(2, int(fraction * n_c**L))
+    _, c, c_prime = theory.type1(n_c, n_c * s_c, L, K, lam)
+    c_mean, r_mean = theory.mean_field_type3(uniform_frequencies(s_c), n_c, L, K, lam)
+    assert c_mean == pytest.approx(c_prime, rel=1e-7, abs=1e-4)
+    assert (r_mean - c).abs().max() < 1e-4 or (r_mean / c - 1).abs().max() < 1e-7
+
+
+def test_mean_field_expectation_against_a_sum_over_all_words():
+    rng = np.random.default_rng(0)
+    mu, s = rng.dirichlet(np.ones(4)), rng.uniform(0, np.log(3), 4)
+    K, L, n_c = 5, 4, 3
+    value, slope = theory._expected_log(s, mu, n_c, L, K)
+    words = np.stack(np.meshgrid(*[range(4)] * L), -1).reshape(-1, L)
+    kappa = K / n_c**L
+
+    def expected(s):
+        return mu[words].prod(1) @ np.log(1 - kappa + kappa * np.exp(s[words].sum(1)))
+
+    assert value == pytest.approx(expected(s), abs=1e-12)
+    for i, e in enumerate(np.eye(4)):
+        assert slope[i] == pytest.approx((expected(s + 1e-5 * e) - expected(s - 1e-5 * e)) / 2e-5, abs=1e-9)
+
+
+def test_mean_field_at_the_papers_size():
+    c, r = theory.mean_field_type3(zipf_frequencies(400), 3, 15, 1000, 0.001)
+    # W and U are balanced at any critical point
+    assert 3 * (r @ r).item() == pytest.approx(1000 * 15 * c**2, rel=1e-9)
+    assert (r.diff() < 0).all() and r[-1] > 0
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: theory.type1(3, 1200, 15, 1000, 0.0), "lam=0.0"),
+        (lambda: theory.type1(3, 1200, 15, 1000, -1.0), "lam=-1.0"),
+        (lambda: theory.type1(3, 1200, 15, 3**15 + 1, 0.1), "K=14348908.*14348907"),
+        (lambda: theory.type1(3, 1201, 15, 1000, 0.1), "n_w=1201.*n_c=3"),
+        (lambda: theory.type1(1, 4, 2, 1, 0.1), "n_c=1"),
+        (lambda: theory.type2(3, 15, 1000, 2, 0.1), "d=2.*d >= 3"),
+        (lambda: theory.type2(3, 0, 1, 3, 0.1), "L=0"),
+        (lambda: theory.type3([0.5, 0.6], 3, 2, 0.01), "sums to 1.1"),
+        (lambda: theory.type3([1.0, 0.0], 3, 2, 0.01), "positive"),
+        (lambda: theory.type3([0.5, 0.5], 3, 2, 1.0), r"lam=1 .*condition \(9\).*0.19245"),
+        (lambda: theory.type3([0.5, 0.5], 3, 2, float("nan")), "lam=nan"),
+        (lambda: theory.mean_field_type3([1.0], 2, 3, 9, 0.1), "K=9"),
+        (lambda: theory.equiangular(4, 2), "d=2.*d >= 3"),
+        (lambda: theory.equiangular(4, 3, mean_zero=True), "d=3.*d >= 4"),
+        (lambda: multistart(lambda w: w.sum(), [(1,)], 0, 0), "starts=0"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
