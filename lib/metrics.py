@@ -28,17 +28,9 @@ def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     Raises
     ------
     ValueError
-        If a feature is not finite, the lengths differ, a label is negative, or a class has no sample.
+        If a feature is not finite, the lengths differ, a label is negative, or there is no sample, or none in a class.
     """
-    if H.ndim != 2 or y.shape != H.shape[:1]:
-        raise ValueError(f"H has shape {tuple(H.shape)} and y {tuple(y.shape)}: (n_samples, d) and (n_samples,) are needed")
-    if not torch.isfinite(H).all():
-        raise ValueError(f"H has {int((~torch.isfinite(H)).sum())} entries that are not finite")
-    if y.min() < 0:
-        raise ValueError(f"y has the label {int(y.min())}: labels are 0..K-1")
-    counts = torch.bincount(y)
-    if (counts == 0).any():
-        raise ValueError(f"class {int((counts == 0).nonzero()[0])} has no sample")
+    counts = _class_counts(H, y)
     sums = H.new_zeros(len(counts), H.shape[1]).index_add_(0, y, H)
     return sums / counts[:, None].to(H), H.mean(0)
 
@@ -62,6 +54,7 @@ def directional_spread(H: Tensor, y: Tensor) -> float:
     class are positive multiples of one vector: directional collapse. Arguments and errors as :func:`class_means`,
     and ValueError if a feature is zero.
     """
+    _class_counts(H, y)
     norms = H.norm(dim=1, keepdim=True)
     if (norms == 0).any():
         raise ValueError(f"{int((norms == 0).sum())} features are zero and have no direction")
@@ -91,3 +84,17 @@ def equiangularity(means: Tensor) -> float:
 def principal_singular_values(H: Tensor) -> Tensor:
     """Singular values `(min(n, d),)` of the centred cloud `H: (n, d)`, largest first, as a PCA reports them."""
     return torch.linalg.svdvals(H - H.mean(0))
+
+
+def _class_counts(H: Tensor, y: Tensor) -> Tensor:
+    """Samples of each class, `(K,)`, once features and labels are found to be what :func:`class_means` asks for."""
+    if H.ndim != 2 or y.shape != H.shape[:1] or len(H) == 0:
+        raise ValueError(f"H has shape {tuple(H.shape)}, y {tuple(y.shape)}; (n_samples, d) and (n_samples,) needed")
+    if not torch.isfinite(H).all():
+        raise ValueError(f"H has {int((~torch.isfinite(H)).sum())} entries that are not finite")
+    if y.min() < 0:
+        raise ValueError(f"y has the label {int(y.min())}: labels are 0..K-1")
+    counts = torch.bincount(y)
+    if (counts == 0).any():
+        raise ValueError(f"class {int((counts == 0).nonzero()[0])} has no sample")
+    return counts

@@ -1,4 +1,4 @@
-"""Optimisers used by the chapters: full-batch L-BFGS for questions about minimisers, the papers' SGD for questions about SGD."""
+"""Optimisers: full-batch L-BFGS for questions about minimisers, the papers' SGD for questions about SGD."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Minimisation:
 
     @property
     def value(self) -> float:
-        """The smallest value that was reached."""
-        return min(self.values)
+        """The value at the weights it ended with, which are evaluated last."""
+        return self.values[-1]
 
 
 def lbfgs(
@@ -39,8 +39,9 @@ def lbfgs(
 ) -> Minimisation:
     r"""Minimise `loss(*parameters)` in place by L-BFGS with a strong-Wolfe line search (PyTorch's).
 
-    Stops when the gradient norm is below `tolerance`. Where the loss does not depend on the length of the rows of a
-    parameter (embeddings before a LayerNorm), the gradient with respect to a row scales as 1/length, so that it says
+    Stops when the gradient norm is below `tolerance`, or when the line search finds nothing lower because differences
+    of the loss drown in rounding; `converged` tells which. Where the loss does not depend on the length of the rows of
+    a parameter (embeddings before a LayerNorm), the gradient with respect to a row scales as 1/length, so that it says
     nothing by itself: rows of the parameters listed in `scale_invariant` enter the norm multiplied by their lengths,
     which is the gradient with respect to their directions.
 
@@ -53,7 +54,7 @@ def lbfgs(
     tolerance
         On the gradient norm.
     max_evaluations
-        Of loss and gradient.
+        Of loss and gradient; the round of at most 25 under way is finished, and the end point evaluated.
     history
         Pairs kept for the inverse Hessian.
     scale_invariant
@@ -72,7 +73,7 @@ def lbfgs(
     FloatingPointError
         If the loss is not finite.
     """
-    if tolerance <= 0:
+    if not tolerance > 0:
         raise ValueError(f"tolerance is {tolerance}, it must be positive")
     parameters = [parameter.detach().requires_grad_() for parameter in parameters]
     record, start = Minimisation(), time.perf_counter()
@@ -88,6 +89,7 @@ def lbfgs(
             squares += (parameter.grad * length).square().sum().item()
         return squares**0.5
 
+    @torch.enable_grad()
     def closure() -> Tensor:
         optimiser.zero_grad()
         value = loss(*parameters)
@@ -101,11 +103,14 @@ def lbfgs(
         return value.detach()
 
     while len(record.values) < max_evaluations and not record.converged:
-        before = len(record.values)
+        before = [parameter.detach().clone() for parameter in parameters]
         optimiser.step(closure)  # up to 20 iterations; the optimiser keeps its history between calls
-        record.gradient_norm = gradient_norm()
-        record.converged = record.gradient_norm < tolerance
-        if len(record.values) - before <= 1:  # the line search found nothing: rounding is reached
+        stuck = all(map(torch.equal, before, parameters))  # rounding is reached: the next round would be the same
+        if stuck or gradient_norm() < tolerance or len(record.values) >= max_evaluations:
+            closure()  # the line search need not end at the point that it looked at last
+            record.gradient_norm = gradient_norm()
+            record.converged = record.gradient_norm < tolerance
+        if stuck:
             break
     for parameter in parameters:
         parameter.requires_grad_(False)
@@ -159,7 +164,7 @@ def fit_sentences(
     max_evaluations: int = 500,
     callback: Callable[[int, Tensor, Tensor], None] | None = None,
 ) -> Fit:
-    r"""The minimiser of the empirical risk (equation 2, or 3 with `normalize`) by full-batch L-BFGS from a random start.
+    r"""The minimiser of the empirical risk (equation 2; 3 with `normalize`) by full-batch L-BFGS from a random start.
 
     For `h*` only the directions of the embeddings matter, but their lengths set how fast the directions turn. The
     curvature of the risk along a word's direction grows with how often the word occurs and falls with the square of
@@ -231,14 +236,14 @@ def sentence_sgd(
     normalize: bool = False,
     callback: Callable[[int], None] | None = None,
 ) -> None:
-    r"""The SGD of *Feature Collapse*: a constant learning rate, weight decay, batches drawn by epoch without replacement.
+    r"""The SGD of *Feature Collapse*: constant learning rate, weight decay, every sentence once per epoch.
 
     Changes `W: (n_w, d)` and `U: (K, L, d)` in place by `steps` steps on :func:`lib.models.sentences.empirical_risk`
     of batches of `x: (N, L)`, `y: (N,)`. The linear layer's gradient, decay and update are one fused matrix product.
 
     `callback(step)` is called after each step. Source: section 2 (learning rate 0.1, batches of 100).
     """
-    N, K, flat = x.shape[0], U.shape[0], U.view(U.shape[0], -1)
+    N, flat = x.shape[0], U.view(U.shape[0], -1)
     order, position = torch.randperm(N, generator=generator), 0
     decay = 1 - learning_rate * lam
     for step in range(1, steps + 1):

@@ -1,4 +1,4 @@
-r"""The two networks of *Feature Collapse* and their risks (Laurent, von Brecht & Bresson, 2023, section 2 and appendix A).
+r"""The two networks of *Feature Collapse* and their risks (Laurent, von Brecht & Bresson, section 2, appendix A).
 
 A sentence is a row of word indices `x: (N, L)`. Word embeddings are the rows of `W: (n_w, d)`; the linear layer is
 `U: (K, L, d)`, whose entry `U[k, l]` is the vector the paper writes :math:`\mathbf u_{k,\ell}`.
@@ -127,9 +127,16 @@ class SentenceSet:
         Word indices `(N, L)` in `0..n_w-1`.
     n_w
         Number of words.
+
+    Raises
+    ------
+    ValueError
+        If a word is not in the vocabulary, or, when called, if the sizes of `W` or `U` do not fit the sentences.
     """
 
     def __init__(self, x: Tensor, n_w: int):
+        if x.min() < 0 or x.max() >= n_w:  # a row of another position's matrix otherwise
+            raise ValueError(f"x has words {int(x.min())} to {int(x.max())}; they are 0..n_w - 1 = {n_w - 1}")
         self.n_w = n_w
         self.rows = x + n_w * torch.arange(x.shape[1], device=x.device)
         flat = self.rows.flatten()
@@ -139,10 +146,15 @@ class SentenceSet:
 
     def __call__(self, W: Tensor, U: Tensor, normalize: bool = False) -> Tensor:
         """Scores `(N, K)` of `h`, or of `h*` with `normalize`; differentiable in `W: (n_w, d)` and `U: (K, L, d)`."""
+        if W.shape[-1] != U.shape[-1]:
+            raise ValueError(f"W has embeddings of width d={W.shape[-1]}, U expects d={U.shape[-1]}")
         return self.scores_from_products(torch.matmul(word_features(W, normalize), U.permute(1, 2, 0)))
 
     def scores_from_products(self, V: Tensor) -> Tensor:
         r"""Scores `(N, K)` as the linear function of :math:`V` that they are; `V: (L, n_w, K)`."""
+        L = self.rows.shape[1]
+        if V.shape[:2] != (L, self.n_w):
+            raise ValueError(f"V has shape {tuple(V.shape)}; the sentences need (L, n_w, K) with L={L}, n_w={self.n_w}")
         return _GatherSum.apply(V.flatten(0, 1), self)
 
 
@@ -158,7 +170,7 @@ def full_batch_risk(
 
 
 def weight_decay(W: Tensor, U: Tensor, lam: float, normalize: bool = False) -> Tensor:
-    r""":math:`\frac\lambda2(\|U\|_F^2 + \|W\|_F^2)` for `h`, :math:`\frac\lambda2\|U\|_F^2` for `h*` (equations 2, 3)."""
+    r""":math:`\frac\lambda2(\|U\|_F^2 + \|W\|_F^2)` for `h`, :math:`\frac\lambda2\|U\|_F^2` for `h*` (2, 3)."""
     decay = U.square().sum()
     if not normalize:
         decay = decay + W.square().sum()

@@ -283,6 +283,51 @@ def test_a_zero_sum_code_is_certified_although_it_violates_the_symmetry_assumpti
     assert theory.dual_certificate(W, U, x, y, p) == pytest.approx(0.02, rel=1e-6)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("chunk", [3, 100])
+def test_the_spectrum_is_that_of_the_slopes_of_f_entry_by_entry(weighted, chunk):
+    """f(D) is written out in NumPy for the n_w x KL matrix D = W^T U of appendix G, and differentiated numerically."""
+    rng = np.random.default_rng(4)
+    n_w, K, L, N = 5, 3, 2, 7  # word 4 never occurs, words repeat within a sentence
+    W, U = rng.standard_normal((n_w, 4)), rng.standard_normal((K, L, 4))
+    x, y = rng.integers(4, size=(N, L)), rng.integers(K, size=N)
+    x[0] = 2
+    p = rng.uniform(0.1, 3, N) if weighted else np.ones(N)
+
+    def f(D):
+        total = 0.0
+        for words, label, weight in zip(x, y, p, strict=True):
+            h = [sum(D[words[position], k * L + position] for position in range(L)) for k in range(K)]
+            total += weight * (np.log(np.exp(h).sum()) - h[label])
+        return total / p.sum()
+
+    D, slopes = W @ U.reshape(K * L, 4).T, np.zeros((n_w, K * L))
+    for entry in np.ndindex(*D.shape):
+        step = np.zeros_like(D)
+        step[entry] = 1e-5
+        slopes[entry] = (f(D + step) - f(D - step)) / 2e-5
+    W, U, x, y, weights = map(torch.from_numpy, (W, U, x, y, p))
+    found = theory.risk_gradient_spectrum(W, U, x, y, weights if weighted else None, chunk)
+    assert found.shape == (n_w,) and found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), np.linalg.svd(slopes, compute_uv=False), atol=1e-7)
+    norm = theory.dual_certificate(W, U, x, y, weights if weighted else None, chunk)
+    assert norm == pytest.approx(np.linalg.norm(slopes, 2), abs=1e-8)
+
+
+@quick
+@given(tasks("any"), st.floats(0.05, 0.9))
+def test_at_a_minimiser_as_many_singular_values_equal_lam_as_its_rank_and_none_exceeds_it(task, factor):
+    lam = factor * threshold_by_hand(task)
+    c, r = theory.type3(task.frequencies, task.n_c, task.L, lam)
+    W, U = theory.type3_weights(task.latents, theory.equiangular(task.n_c, task.n_c + 1), c, r)
+    x, y, p = task.enumerate()
+    spectrum = theory.risk_gradient_spectrum(W, U, x, y, p)
+    rank = int(torch.linalg.matrix_rank(W @ U.flatten(0, 1).T, rtol=1e-9))
+    assert rank == task.n_c - 1
+    assert (spectrum[:rank] / lam - 1).abs().max() < 1e-8 and (spectrum.diff() <= 0).all()
+    assert (spectrum >= 0).all() and spectrum[0] <= lam * (1 + 1e-8)
+
+
 # --- the mean field ---
 
 
