@@ -308,11 +308,12 @@ def test_a_fit_of_h_is_certified_as_a_global_minimiser(lam):
 
 def test_a_fit_of_h_star_ends_where_no_direction_and_no_linear_weight_wants_to_move():
     x, y = small_problem()
-    fit = optimize.fit_sentences(x, y, 12, 10, 0.01, normalize=True, max_evaluations=3000)
+    tolerance = 1e-4  # what float32 resolves of this risk is half of that
+    fit = optimize.fit_sentences(x, y, 12, 10, 0.01, normalize=True, tolerance=tolerance)
     value, in_W, in_U = gradients(fit, x, y, 0.01)
     in_directions = in_W * fit.W.double().norm(dim=1, keepdim=True)
     assert fit.record.converged and fit.record.value == pytest.approx(value, rel=1e-5)
-    assert sqrt(in_directions.square().sum() + in_U.square().sum()) < 5e-5
+    assert sqrt(in_directions.square().sum() + in_U.square().sum()) < tolerance
 
 
 def test_words_that_never_occur_decay_to_nothing_in_h():

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -113,6 +114,28 @@ class _GatherSum(torch.autograd.Function):
         return F.embedding_bag(plan.sentences, gradient, plan.offsets, mode="sum"), None
 
 
+class _Products(torch.autograd.Function):
+    """The L matrices W U_l^T as one tensor (L, n_w, K), position by position: U is never copied into another layout."""
+
+    @staticmethod
+    def forward(ctx, W, U):
+        ctx.save_for_backward(W, U)
+        V = W.new_empty(U.shape[1], len(W), len(U))
+        for position, block in enumerate(V):
+            torch.mm(W, U[:, position].T, out=block)
+        return V
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        W, U = ctx.saved_tensors
+        by_W, by_U = torch.zeros_like(W), torch.empty_like(U)
+        for position, block in enumerate(gradient):
+            by_W.addmm_(block, U[:, position])
+            by_U[:, position] = block.T @ W
+        return by_W, by_U
+
+
 class SentenceSet:
     r"""Sentences prepared for full-batch scoring; calling it gives the same scores as :func:`scores`, faster.
 
@@ -148,7 +171,7 @@ class SentenceSet:
         """Scores `(N, K)` of `h`, or of `h*` with `normalize`; differentiable in `W: (n_w, d)` and `U: (K, L, d)`."""
         if W.shape[-1] != U.shape[-1]:
             raise ValueError(f"W has embeddings of width d={W.shape[-1]}, U expects d={U.shape[-1]}")
-        return self.scores_from_products(torch.matmul(word_features(W, normalize), U.permute(1, 2, 0)))
+        return self.scores_from_products(_Products.apply(word_features(W, normalize), U))
 
     def scores_from_products(self, V: Tensor) -> Tensor:
         r"""Scores `(N, K)` as the linear function of :math:`V` that they are; `V: (L, n_w, K)`."""
