@@ -8,13 +8,15 @@ import base64
 import hashlib
 import math
 import re
+import tempfile
 import warnings
+from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import HTML
-from matplotlib.animation import FuncAnimation
+from matplotlib.animation import FuncAnimation, HTMLWriter
 
 #: The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
 COLORS = {
@@ -237,9 +239,19 @@ def animation(fig, update, frames, alt, fps=12, loop="once", dpi=110):
         player = FuncAnimation(fig, lambda frame: update(frame) or [], frames=frames, cache_frame_data=False)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Animation was deleted")
-            html = player.to_jshtml(fps=fps, embed_frames=True, default_mode=loop)
+            with tempfile.TemporaryDirectory() as folder:
+                page = Path(folder) / "player.html"
+                player.save(page, writer=_TransparentFrames(fps=fps, embed_frames=True, default_mode=loop))
+                html = page.read_text(encoding="utf-8")
     plt.close(fig)
     return HTML(_offline(html, alt))
+
+
+class _TransparentFrames(HTMLWriter):
+    """matplotlib's player; matplotlib paints every frame on white, which a dark page would show as a white box."""
+
+    def grab_frame(self, **options):
+        super().grab_frame(**{**options, "facecolor": "none", "transparent": True})
 
 
 def _offline(html, alt):

@@ -164,3 +164,11 @@ def test_an_animation_needs_words_and_a_known_mode():
         figures.animation(fig, update, frames=2, alt=" ")
     with pytest.raises(ValueError, match="loop = 'forever'"):
         figures.animation(fig, update, frames=2, alt="A point.", loop="forever")
+
+
+def test_the_frames_of_an_animation_are_transparent():
+    fig, (ax,) = figures.panels(1, size=(1.0, 1.0))
+    html = figures.animation(fig, lambda frame: ax.plot([0, frame], [0, 1]), 2, alt="A line grows.").data
+    frame = re.search(r'frames\[1\] = "data:image/png;base64,([^"]*)"', html)[1]
+    picture = plt.imread(io.BytesIO(base64.b64decode(frame)))
+    assert picture.shape[2] == 4 and picture[0, 0, 3] == 0
