@@ -353,8 +353,8 @@ def risk_gradient_spectrum(
 ) -> Tensor:
     r"""The singular values of :math:`\nabla f(W^\top \hat U)`, `(n_w,)` float64, largest first.
 
-    At a global minimiser the largest is :math:`\lambda`, and the rank of the minimiser is at most the number of
-    singular values that equal it. Arguments and source as :func:`dual_certificate`.
+    At a global minimiser other than zero the largest is :math:`\lambda`, and the rank of the minimiser is at
+    most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
     """
     return _spectrum(_data_gradient(W, U, x, y, p, chunk)[0])
 
