@@ -1,5 +1,5 @@
 # make book    execute the chapters and build the site in _build/html
-#              PROFILE=smoke|laptop|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda|mps  SEED=n  JOBS=n
+#              PROFILE=smoke|laptop|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda  SEED=n  JOBS=n
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make lint    check the code's form          make clean   remove _build

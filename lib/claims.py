@@ -5,7 +5,7 @@
     ledger = claims.open("feature-collapse", profile=profile, device=device)
     ledger.check("fc-thm1-constant", measured={"K=1000": c1000, "K=50": c50})
 
-`check` shows a table and leaves a record in the cell's output. When the book is published, `collect` takes the records
+`check` shows a table and leaves a record in the cell's output. When the book is published, the records are taken
 from the executed notebooks and `render` judges them anew, so that an edit of the declaration needs no new run.
 """
 
@@ -468,7 +468,8 @@ def check_sources(chapter_files):
     checked, skipped, problems = {}, {}, []
     for path in sorted(map(Path, chapter_files)):
         text = path.read_text(encoding="utf-8")
-        cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+        fences = r"^(`{3,})\{code-cell\}[^\n]*\n(.*?)^\1`*\s*$"
+        cells = [body for _, body in re.findall(fences, text, flags=re.MULTILINE | re.DOTALL)]
         code = "\n".join(line for cell in cells for line in cell.splitlines() if not line.lstrip().startswith("#"))
         for action, quoted in re.findall(r"\bledger\.(check|skip)\(\s*(?:name\s*=\s*)?([\"'][^\"']*[\"'])?", code):
             name = quoted[1:-1]
@@ -610,10 +611,13 @@ def recorded(folder=None):
     found = {}
     for path in sorted(Path(folder or RECORDED).glob("*.json")):
         try:
-            records = json.loads(path.read_text(encoding="utf-8"))
-            found.update({record["id"]: record for record in records})
+            records = {record["id"]: record for record in json.loads(path.read_text(encoding="utf-8"))}
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}: not a list of records ({error})") from None
+        for name, record in records.items():
+            _one_of(path, "claim", name, declarations())
+            _one_of(f"{path}, claim {name!r}", "verdict", record.get("verdict"), VERDICTS)
+        found.update(records)
     return found
 
 

@@ -1,7 +1,7 @@
 r"""How far representations have collapsed: class means, spreads around them, and the geometry of the means.
 
-Features are `H: (n_samples, d)` with labels `y: (n_samples,)` in `0..K-1`; class means are `(K, d)`. Results follow the
-dtype of the input.
+Features are one cloud `H: (n_samples, d)` with labels `y: (n_samples,)` in `0..K-1`; class means are `(K, d)`. Results
+follow the dtype of the input.
 """
 
 from __future__ import annotations

@@ -193,13 +193,14 @@ def fit_sentences(
     """
     if not lam > 0:
         raise ValueError(f"lam is {lam}: without weight decay the risk of separable data has no minimiser")
+    sentences = SentenceSet(x, n_w)
     W, U = initial_weights(n_w, int(y.max()) + 1, x.shape[1], d, seed, scale=1.0)
     W, U = 0.1 * W.to(x.device), U.to(x.device)
     if normalize:
         counts = torch.bincount(x.flatten(), minlength=n_w).clamp(min=1).to(W)
         W = 0.3 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
     record = lbfgs(
-        full_batch_risk(SentenceSet(x, n_w), y, lam, normalize),
+        full_batch_risk(sentences, y, lam, normalize),
         [W, U],
         tolerance=tolerance,
         max_evaluations=max_evaluations,

@@ -588,3 +588,26 @@ def test_indices_and_exponents_of_a_statement_are_set(files, text, expected):
     files([claim(statement=text)])
     assert expected in claims.render(record_of())[1]
     assert expected in claims.ledger_page([])
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("[", "not a list of records"),
+        ('[{"id": "fc-k50-norms", "verdict": "reproduced"}]', "did you mean 'fc-k50-norm'"),
+        ('[{"id": "fc-k50-norm", "verdict": "reproducd"}]', "unknown verdict 'reproducd'"),
+        ('[{"id": "fc-k50-norm"}]', "unknown verdict None"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_its_file(tmp_path, content, complaint):
+    (tmp_path / "experiments.json").write_text(content)
+    with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
+        claims.recorded(tmp_path)
+    assert "experiments.json" in str(caught.value)
+
+
+def test_a_claim_checked_in_a_longer_fence_is_seen(tmp_path):
+    chapter = tmp_path / "one.md"
+    chapter.write_text('````{code-cell} ipython3\nledger.check("no-such-claim", measured={})\n````\n')
+    with pytest.raises(ValueError, match="'no-such-claim' is not declared"):
+        claims.check_sources([chapter])

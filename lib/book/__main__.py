@@ -109,7 +109,8 @@ def status(profile: str = Profile, chapter: str = Chapter, device: str = Device,
 def claims():
     """Write claims.json from the chapters as they were last executed, and print its summary."""
     _validate_claims()
-    rows = site.write_claims(site.collect(chapters.pages()))
+    with run.lock(console.print):
+        rows = site.write_claims(site.collect(chapters.pages()))
     table = Table("claim", "verdict", "profile", "chapter", box=None)
     for row in rows:
         table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
@@ -127,8 +128,8 @@ def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
     run.check_device(device)
     parameters: dict = {"profile": profile, "device": device}
     if seed:
-        if not seed.isdecimal():
-            raise chapters.BadInput(f"seed {seed!r} is not a whole number from 0 on")
+        if not seed.isdecimal() or int(seed) >= 2**62:
+            raise chapters.BadInput(f"seed {seed!r} is not a whole number from 0 to 2^62 - 1")
         parameters["seed"] = int(seed)
     if not jobs.isdecimal() or int(jobs) < 1:
         raise chapters.BadInput(f"jobs {jobs!r} is not a whole number from 1 on")
@@ -145,6 +146,7 @@ def _validate_claims() -> None:
 
     try:
         ledger.validate()
+        ledger.recorded()
         ledger.check_sources([page.path for page in chapters.chapters()])
     except ValueError as error:
         raise chapters.BadInput(str(error)) from error

@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 PROFILES = ("smoke", "laptop", "paper")
-DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cpu", "cuda")
 
 # Neither the pipeline nor the ledger changes what a chapter computes: claim tables are rendered again at each
 # publishing, so an edit of lib/claims.py must not cost an execution. Every other module of lib counts.

@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -55,8 +54,9 @@ def executed_key(page: Page) -> dict | None:
     """The key that the kept notebook of a chapter was executed with."""
     path = executed_path(page)
     try:
-        return json.loads(path.read_text(encoding="utf8"))["metadata"]["book"]["key"]
-    except (OSError, ValueError, KeyError):
+        key = json.loads(path.read_text(encoding="utf8"))["metadata"]["book"]["key"]
+        return key if {"code", "parameters", "lib", "versions", "data"} <= key.keys() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, cut off, or of another version
         return None
 
 
@@ -80,12 +80,11 @@ def lock(announce):
 
 def check_device(device: str) -> None:
     """Raises BadInput when the machine has no such device; torch is only asked when one is asked for by name."""
-    if device in ("cuda", "mps"):
+    if device == "cuda":
         import torch
 
-        here = torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()
-        if not here:
-            raise BadInput(f"device {device!r} is not available on this machine; use auto or cpu")
+        if not torch.cuda.is_available():
+            raise BadInput("device 'cuda' is not available on this machine; use auto or cpu")
 
 
 def execute(selected: list[Page], parameters: dict, jobs: int, console, force: bool = False) -> list[Outcome]:
@@ -254,4 +253,4 @@ def _kill_kernel(client) -> None:
     process = getattr(getattr(client.km, "provisioner", None), "process", None)
     if process is not None:
         with contextlib.suppress(OSError):  # kernels lead a session of their own, their children die with them
-            os.killpg(process.pid, signal.SIGKILL) if sys.platform != "win32" else process.kill()
+            os.killpg(process.pid, signal.SIGKILL)

@@ -112,7 +112,6 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     if missing and not partial:
         names = ", ".join(page.short for page in missing)
         raise SiteError(f"without results, or executed before their code changed: {names}; execute them first")
-    write_claims(records)
     digest = _sync(files)
     sites, html = BUILD / "sites", BUILD / "html"
     site = sites / digest
@@ -121,6 +120,7 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
         if not site.is_dir():
             _build(root, files, site, strict=not missing)
         _switch(html, site)
+    write_claims(records)  # after the site, so that the two never disagree for longer than a moment
     for old in sites.iterdir():
         if old != site and old.name != "jupyter_execute":
             shutil.rmtree(old, ignore_errors=True)

@@ -114,8 +114,8 @@ class SentenceTask:
         `x`: (N, L) int64 word indices. Returns (N, K) float64. Source: Laurent et al., appendix A.3.
         """
         alpha, beta = x // self.s_c, x % self.s_c
-        matches = (alpha[:, None, :] == self.latents[None, :, :]).all(dim=2)
-        return matches * self.frequencies[beta].prod(dim=1, keepdim=True)
+        matches = (alpha[:, None, :] == self.latents.to(x.device)[None, :, :]).all(dim=2)
+        return matches * self.frequencies.to(x.device)[beta].prod(dim=1, keepdim=True)
 
 
 def sentence_task(
@@ -204,7 +204,7 @@ def random_latents(n_c: int, L: int, K: int, seed: int, distinct: bool = True) -
 
 def latent_distances(latents: Tensor) -> Tensor:
     r"""Hamming distance :math:`\mathrm{dist}(\mathbf z_j, \mathbf z_k)` of all pairs: (K, L) to (K, K) int64."""
-    distances = torch.zeros(len(latents), len(latents), dtype=torch.int64)
+    distances = torch.zeros(len(latents), len(latents), dtype=torch.int64, device=latents.device)
     for position in latents.T:
         distances += position[:, None] != position[None, :]
     return distances

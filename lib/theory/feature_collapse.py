@@ -153,6 +153,7 @@ def type3_threshold(mu: ArrayLike, n_c: int, L: int) -> float:
     It is also the operator norm of the gradient at zero. Source: condition (9).
     """
     mu = _check_frequencies(mu)
+    _check_sizes(n_c=(n_c, 2), L=(L, 1))
     return exp(0.5 * (log(L) + log(float(mu @ mu)) - (L + 1) * log(n_c)))
 
 
@@ -297,7 +298,7 @@ def type3_weights(latents: Tensor, frame: Tensor, c: float, r: Tensor) -> tuple[
 
     `r`: `(s_c,)`. Shapes as :func:`type1_weights`. Source: Definition 3.
     """
-    W = frame[:, None, :] * torch.as_tensor(r, dtype=frame.dtype)[None, :, None]
+    W = frame[:, None, :] * torch.as_tensor(r, dtype=frame.dtype, device=frame.device)[None, :, None]
     return W.flatten(0, 1), c * frame[latents]
 
 
@@ -314,11 +315,11 @@ def collapse_deviation(V: Tensor, U: Tensor, latents: Tensor, c: float, r: Tenso
     """
     if c == 0:
         return float(torch.cat([V.flatten(), U.flatten()]).abs().max())
-    r = torch.as_tensor(r, dtype=V.dtype)
+    r = torch.as_tensor(r, dtype=V.dtype, device=V.device)
     words = V.unflatten(0, (-1, len(r)))  # (n_c, s_c, d)
     n_c = len(words)
     frame = torch.einsum("b,abd->ad", r, words) / (r @ r)
-    gram = (n_c * torch.eye(n_c, dtype=V.dtype) - 1) / (n_c - 1)
+    gram = (n_c * torch.eye(n_c, dtype=V.dtype, device=V.device) - 1) / (n_c - 1)
     parts = (words / r[:, None] - frame[:, None, :], U / c - frame[latents], frame @ frame.T - gram)
     return max(float(part.abs().max()) for part in parts)
 

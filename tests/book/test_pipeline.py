@@ -361,10 +361,11 @@ def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built
     ("option", "value", "known"),
     [
         ("--profile", "lap", "smoke, laptop, paper"),
-        ("--device", "gpu", "auto, cpu, cuda, mps"),
+        ("--device", "gpu", "auto, cpu, cuda"),
         ("--chapter", "three", "chapters/one.md"),
         ("--chapter", "one,x*", "chapters/two.md"),
         ("--seed", "-1", "whole number"),
+        ("--seed", "1" + 30 * "0", "whole number"),
         ("--jobs", "0", "whole number"),
     ],
 )
@@ -373,6 +374,23 @@ def test_bad_input_is_refused_before_any_work(book, option, value, known):
     assert value.rpartition(",")[2] in output and known in output
     assert not book.build.exists()
     assert "Traceback" not in output
+
+
+def test_a_device_that_is_not_there_is_refused_before_any_work(book):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    assert "not available" in book.run("build", "--device", "cuda", status=2)
+    assert not book.build.exists()
+
+
+def test_results_of_another_version_are_stale_not_fatal(book):
+    book.run("execute")
+    path = next(book.build.rglob("executed/**/one.ipynb"))
+    notebook = json.loads(path.read_text())
+    notebook["metadata"]["book"]["key"] = {"cells": "an older form"}
+    path.write_text(json.dumps(notebook))
+    assert book.stale()["one"] == "never executed"
 
 
 @pytest.mark.parametrize(

@@ -189,4 +189,5 @@ def test_the_smoke_profile_claims_nothing(smoke_book):
     assert len(rows) == len({row["id"] for row in rows})
     assert {row["verdict"] for row in rows} <= {"not run", "not written yet"}
     assert {row["chapter"] for row in rows if row["profile"]} <= {name.removeprefix("chapters/") for name in CHAPTERS}
+    assert {row["device"] for row in rows if row["profile"]} <= {"cpu", "cuda"}, "a device is recorded, not a wish"
     assert sum(row["profile"] == "smoke" for row in rows) == sum(row["verdict"] == "not run" for row in rows)
