@@ -316,8 +316,9 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
     first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
     if first != "index":
         link = f'<meta http-equiv="Refresh" content="0; url={first}.html" />'
+        icon = '<link rel="icon" href="data:,">'  # or the browser asks for a favicon.ico that is not there
         (out / "index.html").write_text(
-            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{link}<title>The book</title></head>'
+            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{link}{icon}<title>The book</title></head>'
             f'<body><a href="{first}.html">The book</a></body></html>\n'
         )
     for name, content in files.items():
