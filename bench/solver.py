@@ -95,8 +95,11 @@ def _plain_sgd(start, x, y, normalize, steps):
     groups = [{"params": [W], "weight_decay": 0.0 if normalize else LAM}, {"params": [U], "weight_decay": LAM}]
     optimiser = torch.optim.SGD(groups, lr=0.1)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        batch = torch.randperm(len(x), generator=generator)[:100]
+    for step in range(steps):
+        position = 100 * step % len(x)
+        if position == 0:
+            order = torch.randperm(len(x), generator=generator)
+        batch = order[position : position + 100]
         optimiser.zero_grad()
         empirical_risk(W, U, x[batch], y[batch], 0.0, normalize).backward()
         optimiser.step()

@@ -14,7 +14,6 @@ from pathlib import Path
 from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, version
 from lib.book.run import executed_notebook
 
-CLAIM = "application/vnd.collapse.claim+json"
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds")
 RENDERERS = (
     "jupyter-book", "Sphinx", "myst-nb", "myst-parser", "sphinx-book-theme", "pydata-sphinx-theme", "sphinx-proof",
@@ -64,13 +63,13 @@ def render_claims(notebook, page: Page) -> list[dict]:
 
     records = []
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        if CLAIM in output.get("data", {}):
-            record = {**output.data[CLAIM], "chapter": page.short}
+        if claims.MIME in output.get("data", {}):
+            record = {**output.data[claims.MIME], "chapter": page.short}
             try:
                 record, output.data["text/html"] = claims.render(record)
             except (ValueError, KeyError) as error:
                 raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
-            output.data[CLAIM] = record
+            output.data[claims.MIME] = record
             records.append(dict(record))
     return records
 
