@@ -3,6 +3,7 @@
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make lint    check the code's form          make clean   remove _build
+# make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn"; nothing else downloads any)
 #
 # The first of these sets up .venv (PYTHON= names the interpreter, 3.10 or later), as does one after
 # requirements.txt changed.
@@ -17,12 +18,13 @@ JOBS    ?= 1
 BENCH   ?=
 TESTS   ?=
 LAB     ?=
+DATA    ?=
 
 python := $(VENV)/bin/python
 book   := $(python) -m lib.book
 options = --profile "$(PROFILE)" --chapter "$(CHAPTER)" --device "$(DEVICE)" --seed "$(SEED)"
 
-.PHONY: book execute publish status claims test lab bench lint clean
+.PHONY: book execute publish status claims data test lab bench lint clean
 .DEFAULT_GOAL := book
 
 book execute: $(VENV)/.ready
@@ -33,6 +35,9 @@ publish claims: $(VENV)/.ready
 
 status: $(VENV)/.ready
 	@$(book) status $(options)
+
+data: $(VENV)/.ready
+	@$(python) -m lib.data.images fetch $(DATA)
 
 test: $(VENV)/.ready
 	@$(python) -m pytest -q -n 2 --dist loadfile $(TESTS)

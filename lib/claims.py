@@ -37,8 +37,8 @@ PAPERS = {
 }
 KINDS = ("theorem", "number", "figure", "question")
 PROFILES = ("smoke", "laptop", "paper")
-#: Data sets that stand in for the ones that the papers used.
-SUBSTITUTES = ("digits", "cifar10-jpeg75")
+#: The data sets of the papers. Any other, the reader's own images too, stands in for one of them.
+ORIGINALS = ("mnist", "fashion_mnist", "cifar10", "svhn")
 
 #: The verdicts and the sign that goes with each (a verdict never speaks by colour alone).
 VERDICTS = {
@@ -323,7 +323,7 @@ def verdict(declaration, measured, profile="laptop", dataset=None, errata=()):
         own = declaration.get("dataset", [])
         if question:
             return "supported"
-        if dataset in SUBSTITUTES and dataset not in ([own] if isinstance(own, str) else own):
+        if dataset not in (None, *ORIGINALS, *([own] if isinstance(own, str) else own)):
             return "reproduced on substitute data"
         return "reproduced"
     if errata:

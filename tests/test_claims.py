@@ -151,6 +151,7 @@ def test_what_is_only_reported_is_never_judged(value):
         ("figure", GOOD, "mnist", (), "reproduced"),
         ("figure", GOOD, "digits", (), "reproduced on substitute data"),
         ("figure", GOOD, "cifar10-jpeg75", (), "reproduced on substitute data"),
+        ("figure", GOOD, "my-own-images", (), "reproduced on substitute data"),
         ("figure", BAD, "digits", (), "not reproduced"),
         ("question", GOOD, None, (), "supported"),
         ("question", BAD, None, (), "not supported"),

@@ -91,7 +91,7 @@ class Page:
             "parameters": self.parameters(given),
             "lib": {name: _sha(path.read_bytes()) for name, path in imported_modules(self.code, self.root).items()},
             "versions": {name: version(name) for name in ("torch", "numpy")},
-            "data": data_fingerprint() if "dataset" in self.declared else None,
+            "data": data_fingerprint(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
         }
 
 
@@ -185,15 +185,21 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def data_fingerprint() -> str:
-    """Hash of names, sizes and modification times below the data folder; the files themselves are not read."""
-    folder = Path(os.environ.get("COLLAPSE_DATA") or Path.home() / ".cache" / "collapse-book")
+def data_fingerprint(dataset: str = "auto") -> str:
+    """Hash of names, sizes and modification times below the data folder; the files themselves are not read.
+
+    Where `dataset` is a path, the reader's own images there count as well.
+    """
+    roots = [Path(os.environ.get("COLLAPSE_DATA") or Path.home() / ".cache" / "collapse-book")]
+    own = Path(str(dataset)).expanduser()
+    if own.exists():
+        roots.append(own)
     entries = []
-    for where, _, names in os.walk(folder):
-        for name in names:
-            status = os.stat(os.path.join(where, name))
-            relative = os.path.relpath(os.path.join(where, name), folder)
-            entries.append(f"{relative}\0{status.st_size}\0{int(status.st_mtime)}")
+    for number, root in enumerate(roots):
+        files = [root] if root.is_file() else (Path(where, name) for where, _, names in os.walk(root) for name in names)
+        for path in files:
+            status = path.stat()
+            entries.append(f"{number}/{path.relative_to(root)}\0{status.st_size}\0{int(status.st_mtime)}")
     return _sha("\n".join(sorted(entries)).encode())
 
 

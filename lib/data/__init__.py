@@ -1,1 +1,1 @@
-"""Data: the sentence task of the feature-collapse paper."""
+"""Data: the sentence task of the feature-collapse paper, and the image sets of the other three."""

@@ -271,6 +271,15 @@ def test_the_data_set_counts_for_chapters_that_declare_one(tmp_path, monkeypatch
     assert changed == {"with": ["the data set changed"], "without": []}
 
 
+def test_the_readers_own_images_count_as_the_data_folder_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLLAPSE_DATA", str(tmp_path / "data"))
+    own = tmp_path / "own.npz"
+    own.write_text("12")
+    old = chapters.data_fingerprint(str(own))
+    own.write_text("123")
+    assert chapters.data_fingerprint(str(own)) != old
+
+
 # ------------------------------------------------------------------------------------------------------- the results
 
 

@@ -1,0 +1,156 @@
+r"""Unconstrained features models: the features are free variables (Tirer & Bruna, equations 3-5, 14, 23, 24).
+
+As in the paper, features are columns, `H: (..., d, N)`, and weights act from the left; `Ws = [W_1, ..., W_L]` lists
+them from the features to the scores. Leading dimensions are runs. :mod:`lib.metrics` wants rows: pass it `H.mT`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LOSSES = ("mse", "ce")
+
+
+def labels(K: int, n: int, device: torch.device | str | None = None) -> Tensor:
+    r"""The classes `(K n,)` of organised features :math:`[h_{1,1}, \dots, h_{1,n}, h_{2,1}, \dots, h_{K,n}]`."""
+    return torch.arange(K, device=device).repeat_interleave(n)
+
+
+def one_hot(y: Tensor, K: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    r"""The targets `(K, N)` whose column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in order."""
+    return F.one_hot(y, K).T.to(dtype)
+
+
+def activations(H: Tensor, Ws: Sequence[Tensor], relu: bool = False) -> list[Tensor]:
+    r"""What each layer of weights multiplies: :math:`H_1 = H`, :math:`H_{l+1} = \sigma(W_l H_l)` for :math:`l < L`.
+
+    `H: (..., d, N)`; :math:`\sigma` is the ReLU with `relu`, the identity otherwise. The last is the deepest level of
+    features, which the classifier :math:`W_L` reads.
+    """
+    levels = [H]
+    for W in Ws[:-1]:
+        Z = W @ levels[-1]
+        levels.append(Z.clamp(min=0) if relu else Z)
+    return levels
+
+
+def scores(H: Tensor, Ws: Sequence[Tensor], b: Tensor | None = None, relu: bool = False) -> Tensor:
+    r""":math:`W_L\,\sigma(W_{L-1} \cdots \sigma(W_1 H)) + b 1_N^T`, `(..., K, N)`; `b: (..., K)` or `None`."""
+    Z = Ws[-1] @ activations(H, Ws, relu)[-1]
+    return Z if b is None else Z + b[..., None]
+
+
+def objective(
+    H: Tensor,
+    Ws: Sequence[Tensor],
+    y: Tensor,
+    lam_w: float | Sequence[float],
+    lam_h: float,
+    b: Tensor | None = None,
+    lam_b: float = 0.0,
+    relu: bool = False,
+    loss: str = "mse",
+) -> Tensor:
+    r"""The regularised risk of an unconstrained features model.
+
+    .. math::
+        \frac1N \sum_{i=1}^N \ell\big(W_L\,\sigma(\cdots\sigma(W_1 h_i)) + b,\, y_i\big)
+        + \sum_{l=1}^L \frac{\lambda_{W_l}}2 \|W_l\|_F^2 + \frac{\lambda_H}2 \|H\|_F^2 + \frac{\lambda_b}2 \|b\|^2
+
+    with :math:`\ell(z, y) = \frac12\|z - y\|^2` or the cross-entropy. One layer is (5), with `b` (3) and, for
+    `lam_b` = 0, (14); two layers are (23), with `relu` (24).
+
+    Parameters
+    ----------
+    H, Ws, b
+        Features `(..., d, N)`; weights from the first to the last, `(..., d_out, d_in)`, the last with K rows; bias
+        `(..., K)` or `None`.
+    y
+        Classes `(N,)` in `0..K-1`.
+    lam_w, lam_h, lam_b
+        Weight decays: of the weights (one number, or one per layer from the first to the last), features and bias.
+    relu
+        A ReLU after every layer but the last.
+    loss
+        `"mse"` or `"ce"`.
+
+    Returns
+    -------
+    Tensor
+        One value per run, differentiable in `H`, `Ws` and `b`.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit, labels outside `0..K-1`, a class without samples, fewer than two classes, weight
+        decays that are not positive (`lam_b` may be 0), an unknown loss.
+    """
+    decays = check(H, Ws, y, lam_w, lam_h, b, lam_b)
+    if loss not in LOSSES:
+        raise ValueError(f"loss is {loss!r}; known are {', '.join(LOSSES)}")
+    Z, K, N = scores(H, Ws, b, relu), Ws[-1].shape[-2], H.shape[-1]
+    if loss == "mse":
+        data = (Z - one_hot(y, K, Z.dtype).to(Z.device)).square().sum((-2, -1)) / (2 * N)
+    else:
+        own = Z.gather(-2, y.expand(*Z.shape[:-2], 1, N)).squeeze(-2)
+        data = (Z.logsumexp(-2) - own).mean(-1)
+    for W, lam in zip(Ws, decays, strict=True):
+        data = data + lam / 2 * W.square().sum((-2, -1))
+    if b is not None:
+        data = data + lam_b / 2 * b.square().sum(-1)
+    return data + lam_h / 2 * H.square().sum((-2, -1))
+
+
+def check(
+    H: Tensor,
+    Ws: Sequence[Tensor],
+    y: Tensor,
+    lam_w: float | Sequence[float],
+    lam_h: float,
+    b: Tensor | None = None,
+    lam_b: float = 0.0,
+) -> list[float]:
+    """The weight decays, one per layer, once everything is found to be what :func:`objective` asks for."""
+    if not Ws:
+        raise ValueError("Ws is empty: at least the classifier is needed")
+    for i, W in enumerate(Ws, 1):
+        width = H.shape[-2] if i == 1 else Ws[i - 2].shape[-2]
+        if W.shape[-1] != width:
+            raise ValueError(f"W_{i} has shape {tuple(W.shape)}, but what it multiplies has dimension {width}")
+    K, N = Ws[-1].shape[-2], H.shape[-1]
+    if K < 2:
+        raise ValueError(f"the last of Ws has K={K} rows: at least two classes are needed")
+    if y.shape != (N,):
+        raise ValueError(f"y has shape {tuple(y.shape)}; H has N={N} columns, one label each is needed")
+    check_labels(y, K)
+    if b is not None and b.shape[-1] != K:
+        raise ValueError(f"b has shape {tuple(b.shape)}; K={K} entries are needed")
+    decays = [lam_w] * len(Ws) if isinstance(lam_w, (int, float)) else list(lam_w)
+    if len(decays) != len(Ws):
+        raise ValueError(f"lam_w has {len(decays)} entries for {len(Ws)} layers")
+    check_positive(**{f"lam_w[{i}]": value for i, value in enumerate(decays)}, lam_h=lam_h)
+    if not (math.isfinite(lam_b) and lam_b >= 0):
+        raise ValueError(f"lam_b={lam_b}: a number that is not negative is needed")
+    return decays
+
+
+def check_labels(y: Tensor, K: int) -> None:
+    """ValueError unless `y` holds every one of the classes `0..K-1` and no other."""
+    if len(y) == 0 or y.min() < 0 or y.max() >= K:
+        found = "no label" if len(y) == 0 else f"labels {int(y.min())} to {int(y.max())}"
+        raise ValueError(f"y has {found}; they are 0..{K - 1}")
+    empty = (torch.bincount(y, minlength=K) == 0).nonzero()
+    if len(empty):
+        raise ValueError(f"class {int(empty[0])} has no sample")
+
+
+def check_positive(**values: float) -> None:
+    """ValueError that names the first value that is not a positive finite number."""
+    for name, value in values.items():
+        if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value}: a positive number is needed")

@@ -1,0 +1,200 @@
+r"""Closed forms of *Extended Unconstrained Features Model* (Tirer & Bruna), and where the paper has none, ours.
+
+All of them rest on one fact. Among all factorisations of a matrix :math:`Z` of scores, the cheapest weight decay is a
+function of its singular values, so that a minimiser only has to choose those.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lib.models.unconstrained import check_positive
+
+#: A global minimiser of the two-layer model is not zero if and only if :func:`two_layer`'s `c` lies below this.
+TWO_LAYER_THRESHOLD = 2 ** (-4 / 3)
+
+
+class OneLayer(NamedTuple):
+    r"""The global minimum of a one-layer model.
+
+    c
+        :math:`K\sqrt{n\lambda_H\lambda_W}`; the frame vanishes for :math:`c \ge 1`.
+    rho
+        Squared norm of a class mean, :math:`\|h_k\|^2`.
+    alignment
+        :math:`\sqrt{n\lambda_H/\lambda_W}`, the factor in :math:`w_k = \text{alignment}\cdot h_k`.
+    gram
+        The Gram matrix of the means is `gram[0]` :math:`(I - \frac1K 11^T)` + `gram[1]` :math:`\frac1K 11^T`.
+    bias
+        Every entry of :math:`b` (0 without one).
+    objective
+        The minimum.
+    """
+
+    c: float
+    rho: float
+    alignment: float
+    gram: tuple[float, float]
+    bias: float
+    objective: float
+
+
+def bias_free(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
+    r"""Theorem 3.1: the minimum of (5), an orthogonal frame with :math:`\rho = (1-c)_+\sqrt{\lambda_W/(n\lambda_H)}`.
+
+    `K` classes of `n` samples, dimension at least K. The minimum is :math:`c - c^2/2` for :math:`c \le 1` and
+    :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, weight decays not positive.
+    """
+    return _one_layer(K, n, lam_w, lam_h, 1.0)
+
+
+def free_bias(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
+    r"""Theorem 3.2: the minimum of (14), a simplex frame.
+
+    :math:`\rho = (1-c)_+\frac{K-1}K\sqrt{\lambda_W/(n\lambda_H)}`, the bias is :math:`\frac1K 1_K`, and the minimum
+    :math:`\frac{K-1}K(c - c^2/2)` for :math:`c \le 1` and :math:`\frac{K-1}{2K}` beyond (Lemma B.1). Arguments and
+    errors as :func:`bias_free`.
+    """
+    return _one_layer(K, n, lam_w, lam_h, 0.0)
+
+
+def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -> OneLayer:
+    r"""The minimum of (3) for any :math:`0 < \lambda_b < \infty`, which the paper leaves open (derived in this book).
+
+    The bias serves the direction :math:`1_K` alone. With :math:`\mu = \lambda_b/(1+\lambda_b)` the scores at the
+    minimum are :math:`(1-c)_+(I - \frac1K 11^T) + (1 - c/\mu)_+\frac1K 11^T` from the features and
+    :math:`b = \frac{1 - (1-c/\mu)_+}{K(1+\lambda_b)}1_K`. The frame is a simplex while :math:`\mu \le c`, that is,
+    :math:`\lambda_b \le c/(1-c)`, and lies strictly between a simplex and an orthogonal frame beyond.
+
+    Arguments and errors as :func:`bias_free`; `lam_b` positive.
+    """
+    check_positive(lam_b=lam_b)
+    return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
+
+
+def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:
+    """The minimum where a share `mu` of the squared error along 1_K is left once the bias has done its part."""
+    check_sizes(K, n)
+    check_positive(lam_w=lam_w, lam_h=lam_h)
+    c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
+    frame = max(1 - c, 0.0)
+    centre = max(1 - c / mu, 0.0) if mu > 0 else 0.0
+    # singular value z of the scores costs (1 - z)^2 / 2K + c z / K, K - 1 times, and mu (1 - z)^2 / 2K + c z / K once
+    along, across = mu * (1 - centre) ** 2 / 2 + c * centre, (1 - frame) ** 2 / 2 + c * frame
+    return OneLayer(
+        c=c,
+        rho=scale * ((K - 1) * frame + centre) / K,
+        alignment=1 / scale,
+        gram=(scale * frame, scale * centre),
+        bias=(1 - mu) * (1 - centre) / K,
+        objective=((K - 1) * across + along) / K,
+    )
+
+
+class TwoLayer(NamedTuple):
+    r"""The global minimum of a two-layer model.
+
+    c
+        :math:`K(n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1})^{1/3}`.
+    score
+        The scores are `score` :math:`\cdot\, I_K` for each sample.
+    sigma_w2, sigma_w1, sigma_h1
+        The K equal singular values of :math:`W_2`, :math:`W_1` and of the class means :math:`\bar H_1`.
+    objective
+        The minimum.
+    """
+
+    c: float
+    score: float
+    sigma_w2: float
+    sigma_w1: float
+    sigma_h1: float
+    objective: float
+
+
+def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> TwoLayer:
+    r"""Theorems 4.1 and 4.2 with their constants: the minimum of (23), which is that of (24).
+
+    With :math:`c = K(n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1})^{1/3}` a singular value :math:`x^3` of the scores costs
+    :math:`\frac1K\big(\frac12(1 - x^3)^2 + \frac32 c\,x^2\big)` once weight decay is spread evenly over the factors.
+    Stationary points are zero and the roots of :math:`x^4 - x + c = 0`, the paper's quartic in other units. Of its two
+    positive roots the larger is the local minimum, and it beats zero if and only if :math:`x^3 > \frac12`, that is,
+    :math:`c < 2^{-4/3}`, or :math:`16\,K^3 n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1} < 1`. The three terms of weight
+    decay are equal, :math:`\lambda_{W_2}\sigma_{W_2}^2 = \lambda_{W_1}\sigma_{W_1}^2 = n\lambda_{H_1}\sigma_{H_1}^2`.
+
+    `K` classes of `n` samples, dimension at least K. At the threshold itself zero is returned; there every matrix of
+    scores with singular values 0 and :math:`\frac12` on an orthogonal projection is a minimiser.
+
+    Source: the quartic and the structure, Appendix C; root and condition are ours. ValueError as :func:`bias_free`.
+    """
+    check_sizes(K, n)
+    check_positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
+    geometric = (n * lam_w2 * lam_w1 * lam_h1) ** (1 / 3)
+    c = K * geometric
+    x = larger_root(c) if c < TWO_LAYER_THRESHOLD else 0.0
+    sigmas = [x * math.sqrt(geometric / lam) for lam in (lam_w2, lam_w1, n * lam_h1)]
+    return TwoLayer(c, x**3, *sigmas, objective=(1 - x**3) ** 2 / 2 + 1.5 * c * x**2)
+
+
+def larger_root(c: float) -> float:
+    r"""The larger positive root of :math:`x^4 - x + c`, for :math:`0 < c \le \frac34 4^{-1/3}`; ValueError beyond."""
+    if not 0 < c <= 0.75 * 4 ** (-1 / 3):
+        raise ValueError(f"c={c}: the quartic has positive roots for 0 < c <= {0.75 * 4 ** (-1 / 3):.6f}")
+    x = 1.0
+    for _ in range(200):  # Newton from the right of a convex function's largest root descends to it
+        smaller = x - (x**4 - x + c) / (4 * x**3 - 1) if 4 * x**3 > 1 else x
+        if smaller >= x:
+            break
+        x = smaller
+    return x
+
+
+def quartic_roots(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> np.ndarray:
+    r"""The positive real roots, in ascending order, of the quartic that Appendix C prints for :math:`\sigma_{W_2}`.
+
+    .. math:: \lambda_{W_2}\sigma^4 - \sqrt{n\lambda_{W_1}\lambda_{H_1}}\,\sigma + K n\lambda_{W_1}\lambda_{H_1} = 0
+
+    None, one (double) or two. Only the largest can belong to a minimiser: see :func:`two_layer`.
+    """
+    check_sizes(K, n)
+    check_positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
+    s = math.sqrt(n * lam_w1 * lam_h1)
+    roots = np.roots([lam_w2, 0.0, 0.0, -s, K * s**2])
+    return np.sort(roots[(np.abs(roots.imag) < 1e-9 * np.abs(roots)) & (roots.real > 0)].real)
+
+
+def noisy_classifier_factor(K: int, lam_w: float, lam_h: float, sigma: float) -> float:
+    r"""Theorem 5.1: noise shrinks the classifier by :math:`1/(1 + \sigma_e^2 K\sqrt{\tilde\lambda_H/\lambda_W})`.
+
+    `lam_h` is :math:`\tilde\lambda_H = n\lambda_H`, `sigma` the standard deviation of the noise on each entry of the
+    optimal features, which must not be zero: ValueError unless :math:`K\sqrt{\tilde\lambda_H\lambda_W} < 1`.
+    """
+    minimum = bias_free(K, 1, lam_w, lam_h)
+    if minimum.c >= 1:
+        raise ValueError(f"K sqrt(lam_h lam_w) = {minimum.c:.6g}: below 1 is needed, the minimiser is zero otherwise")
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ValueError(f"sigma={sigma}: a number that is not negative is needed")
+    return 1 / (1 + sigma**2 * K * minimum.alignment)
+
+
+def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
+    """A random `(d, K)` matrix in float64 with orthonormal columns; ValueError for d < K."""
+    if d < K:
+        raise ValueError(f"d={d}, K={K}: K orthogonal vectors need d >= K")
+    normal = torch.randn(d, K, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.linalg.qr(normal)[0]
+
+
+def check_sizes(K: int, n: int, d: int | None = None) -> None:
+    """ValueError unless there are two classes, samples, and (where `d` is given) at least K dimensions."""
+    if K < 2:
+        raise ValueError(f"K={K}: at least two classes are needed")
+    if n < 1:
+        raise ValueError(f"n={n}: at least one sample per class is needed")
+    if d is not None and d < K:
+        raise ValueError(f"d={d}, K={K}: the theorem needs d >= K")
