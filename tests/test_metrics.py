@@ -1,14 +1,18 @@
 """Measures of collapse against plain loops, on collapsed configurations and beside them."""
 
-from math import acos, cos, hypot, pi, sin, sqrt
+import weakref
+from fractions import Fraction
+from math import acos, cos, hypot, inf, isnan, pi, sin, sqrt
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from lib import metrics
+from lib.metrics import ClassStatistics, streaming
 
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10**6)
@@ -97,6 +101,132 @@ def test_squared_singular_values_are_those_of_the_covariance_and_the_norm_of_the
     assert list(found) == sorted(found, reverse=True)
 
 
+def nc1_by_hand(H, y):
+    """The definition, term by term; samples, not classes, make the global mean."""
+    H, y = H.numpy(), y.numpy()
+    K, d = y.max() + 1, H.shape[1]
+    within, between = np.zeros((d, d)), np.zeros((d, d))
+    for k in range(K):
+        mean = H[y == k].mean(0)
+        for row in H[y == k]:
+            within += np.outer(row - mean, row - mean) / len(H)
+        between += np.outer(mean - H.mean(0), mean - H.mean(0)) / K
+    return np.trace(within @ np.linalg.pinv(between, rcond=1e-10)) / K
+
+
+@quick
+@given(seeds, st.integers(2, 5), st.integers(1, 7), st.booleans())
+def test_nc1_is_the_trace_of_within_times_the_pseudo_inverse_of_between(seed, K, d, balanced):
+    H, y = cloud(seed, n=4 * K, K=K, d=d)
+    if balanced:
+        H, y = H[y.argsort()], torch.arange(K).repeat_interleave(4)
+        H += 2 * torch.from_numpy(np.random.default_rng(seed).standard_normal((K, d)))[y]
+    assert metrics.nc1(H, y).item() == pytest.approx(nc1_by_hand(H, y), rel=1e-10)
+    assert metrics.dilation(H, y) == metrics.nc1(H, y)
+
+
+def gram_by_hand(means):
+    gram = np.array([[sum(p * q for p, q in zip(a, b, strict=True)) for b in means] for a in means])
+    return gram / sqrt((gram**2).sum())
+
+
+@quick
+@given(seeds, st.integers(2, 6), st.integers(1, 7))
+def test_nc2_and_nc3_are_distances_of_what_is_divided_by_its_norm(seed, K, d):
+    M, W = np.random.default_rng(seed).standard_normal((2, K, d))
+    simplex = np.array([[(a == b) - 1 / K for b in range(K)] for a in range(K)]) / sqrt(K - 1)
+    etf = sqrt(((gram_by_hand(M) - simplex) ** 2).sum())
+    of = sqrt(((gram_by_hand(M) - np.diag([1 / sqrt(K)] * K)) ** 2).sum())
+    aligned = sqrt(((W / sqrt((W**2).sum()) - M / sqrt((M**2).sum())) ** 2).sum())
+    M, W = torch.from_numpy(M), torch.from_numpy(W)
+    assert metrics.nc2_etf(M).item() == pytest.approx(etf, rel=1e-10)
+    assert metrics.nc2_of(M).item() == pytest.approx(of, rel=1e-10)
+    assert metrics.nc3(W, M).item() == pytest.approx(aligned, rel=1e-10)
+
+
+@quick
+@given(seeds, st.booleans())
+def test_nc4_counts_samples_whose_largest_score_is_not_that_of_the_nearest_mean(seed, biased):
+    H, y = cloud(seed, n=20)
+    rng = np.random.default_rng(seed)
+    W, b = torch.from_numpy(rng.standard_normal((3, 4))), torch.from_numpy(rng.standard_normal(3))
+    means, wrong = metrics.class_means(H, y)[0], 0
+    for row in H.tolist():
+        scores = [sum(p * q for p, q in zip(w, row, strict=True)) for w in W.tolist()]
+        scores = [score + biased * bias for score, bias in zip(scores, b.tolist(), strict=True)]
+        distances = [hypot(*(p - q for p, q in zip(row, mean, strict=True))) for mean in means.tolist()]
+        wrong += scores.index(max(scores)) != distances.index(min(distances))
+    assert metrics.nc4(H, W, b if biased else None, means).item() == pytest.approx(wrong / 20, abs=1e-15)
+
+
+@quick
+@given(seeds)
+def test_memorization_is_the_sum_of_distances_to_the_test_mean_of_the_true_class(seed):
+    H, y = cloud(seed)
+    test_means = torch.from_numpy(np.random.default_rng(seed).standard_normal((3, 4)))
+    rows = zip(H.tolist(), y.tolist(), strict=True)
+    expected = sum(hypot(*(a - b for a, b in zip(row, test_means[k].tolist(), strict=True))) for row, k in rows)
+    assert metrics.memorization(H, y, test_means).item() == pytest.approx(expected, rel=1e-12)
+    assert metrics.memorization(H[:0], y[:0], test_means) == 0
+
+
+@quick
+@given(seeds, st.lists(st.floats(-5, 1), min_size=2, max_size=5))
+def test_rank_and_condition_number_of_a_matrix_with_known_singular_values(seed, exponents):
+    values = 10.0 ** np.array(sorted(exponents, reverse=True))
+    n = len(values)
+    M = rotation(seed, n) @ torch.diag(torch.from_numpy(values)) @ rotation(seed + 1, n + 2)[:n]
+    assert metrics.condition_number(M).item() == pytest.approx(values[0] / values[-1], rel=1e-8)
+    assert metrics.condition_number(M, rank=2).item() == pytest.approx(values[0] / values[1], rel=1e-8)
+    rank = metrics.numerical_rank(M)
+    assert (values > 1.001e-3 * values[0]).sum() <= rank <= (values > 0.999e-3 * values[0]).sum()
+
+
+def test_rank_and_condition_number_at_the_edges():
+    M = torch.diag(torch.tensor([4.0, 2.0, 0.0]))
+    assert metrics.numerical_rank(M) == 2 and metrics.numerical_rank(M, rtol=0.6) == 1
+    assert metrics.condition_number(M) == inf and metrics.condition_number(M, rank=2) == 2
+    assert metrics.numerical_rank(0 * M) == 0 and isnan(metrics.condition_number(0 * M))
+
+
+# Many runs at once ----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_runs_gives_what_each_run_gives():
+    rng = np.random.default_rng(0)
+    y = torch.from_numpy(rng.permutation(np.r_[np.arange(3), rng.integers(3, size=9)]))
+    H = torch.from_numpy(rng.standard_normal((2, 5, 12, 4))) + 3 * torch.from_numpy(rng.standard_normal((3, 4)))[y]
+    W, b = torch.from_numpy(rng.standard_normal((2, 5, 3, 4))), torch.from_numpy(rng.standard_normal((2, 5, 3)))
+    M = metrics.class_means(H, y)[0]
+    assert M.shape == (2, 5, 3, 4) and metrics.class_means(H, y)[1].shape == (2, 5, 4)
+    measures = {
+        "nc1": lambda H, W, b, M: metrics.nc1(H, y),
+        "spread": lambda H, W, b, M: metrics.relative_spread(H, y),
+        "angle": lambda H, W, b, M: metrics.directional_spread(H, y),
+        "nc2_etf": lambda H, W, b, M: metrics.nc2_etf(M),
+        "nc2_of": lambda H, W, b, M: metrics.nc2_of(M),
+        "nc3": lambda H, W, b, M: metrics.nc3(W, M),
+        "nc4": lambda H, W, b, M: metrics.nc4(H, W, b, M),
+        "memorization": lambda H, W, b, M: metrics.memorization(H, y, M),
+        "rank": lambda H, W, b, M: metrics.numerical_rank(M),
+        "condition": lambda H, W, b, M: metrics.condition_number(M),
+    }
+    for name, measure in measures.items():
+        together = measure(H, W, b, M)
+        assert together.shape == (2, 5), name
+        for i in range(2):
+            for j in range(5):
+                alone = measure(H[i, j], W[i, j], b[i, j], M[i, j])
+                assert together[i, j].item() == pytest.approx(float(alone), rel=1e-10), name
+    for i in range(2):
+        torch.testing.assert_close(M[i, 3], metrics.class_means(H[i, 3], y)[0])
+
+
+def test_one_run_without_spread_does_not_disturb_the_others():
+    H, y = cloud(0)
+    assert metrics.nc1(torch.stack([H, torch.ones_like(H)]), y).isnan().tolist() == [False, True]
+
+
 # Zero on collapse, and only there -------------------------------------------------------------------------------------
 
 
@@ -138,6 +268,94 @@ def test_corners_of_a_regular_simplex_are_equiangular_and_a_turned_one_is_seen(K
     assert metrics.equiangularity(torch.eye(K, dtype=torch.float64)) == pytest.approx(1 / (K - 1))
 
 
+def simplex(K):
+    return K * torch.eye(K, dtype=torch.float64) - 1
+
+
+@quick
+@given(seeds, st.integers(2, 6), st.floats(-8, 8))
+def test_nc2_vanishes_on_its_frame_and_nc3_on_the_aligned_classifier_and_a_moved_vector_is_seen(seed, K, exponent):
+    turn, length = rotation(seed, K + 1)[:K], 10**exponent
+    for frame, vanishes in ((simplex(K), metrics.nc2_etf), (torch.eye(K, dtype=torch.float64), metrics.nc2_of)):
+        means = length * frame @ turn
+        W = means / length / 7
+        assert vanishes(means) < 1e-14 and metrics.nc3(W, means) < 1e-14
+        means[0, -1] += 1e-6 * length
+        assert vanishes(means) > 1e-13 and metrics.nc3(W, means) > 1e-8
+        assert metrics.nc3(-W, means).item() == pytest.approx(2, rel=1e-9)
+
+
+@pytest.mark.parametrize("K", [2, 3, 10])
+def test_the_two_frames_are_told_apart_as_their_gram_matrices_are(K):
+    """Their inner product, both of norm 1, is sqrt((K - 1) / K)."""
+    apart = sqrt(2 - 2 * sqrt((K - 1) / K))
+    assert metrics.nc2_of(simplex(K)).item() == pytest.approx(apart, rel=1e-12)
+    assert metrics.nc2_etf(torch.eye(K, dtype=torch.float64)).item() == pytest.approx(apart, rel=1e-12)
+    centred = torch.eye(K, dtype=torch.float64) - 1 / K
+    assert metrics.nc2_etf(centred) < 1e-14
+
+
+@quick
+@given(seeds)
+def test_nc1_and_nc4_vanish_on_collapse_and_see_features_that_moved(seed):
+    rng = np.random.default_rng(seed)
+    points = torch.from_numpy(rng.integers(-50, 50, size=(3, 4)) + 0.5) + 100 * torch.eye(3, 4, dtype=torch.float64)
+    y = torch.arange(3).repeat(4)
+    H = points[y]
+    W, b = points, -points.square().sum(1) / 2  # this classifier asks for the nearest of the points
+    assert metrics.nc1(H, y) == 0 and metrics.nc4(H, W, b, points) == 0
+    assert metrics.nc4(H, W.roll(1, 0), b.roll(1), points) == 1
+    moved = H.clone()
+    moved[5] += 1e-3 * (points[0] - points[1])
+    assert metrics.nc1(moved, y) > 1e-8
+    moved[5] = points[0]
+    assert metrics.nc4(moved, W, b, points) == 0 and metrics.memorization(moved, y, points) > 1
+
+
+def test_nc1_does_not_see_deviations_across_the_span_of_the_centred_means_and_the_spread_does():
+    y = torch.arange(3).repeat(4)
+    H = torch.eye(3, 4, dtype=torch.float64)[y]
+    H[:3, 3] = 5
+    assert metrics.nc1(H, y) < 1e-15 and metrics.relative_spread(H, y) > 1
+
+
+def test_of_equal_scores_and_of_equally_near_means_the_first_counts():
+    H, means = torch.zeros(1, 2), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert metrics.nc4(H, means, None, means) == 0
+    assert metrics.nc4(H, means, torch.tensor([0.0, 1.0]), means) == 1
+
+
+@quick
+@given(seeds, st.sampled_from([1e-6, 1e-9, 1e-12]))
+def test_nc1_of_features_collapsed_to_the_last_digits_is_exact(seed, size):
+    """Two classes on a line, in rational arithmetic: NC1 is the variance over twice the between-class variance."""
+    rng = np.random.default_rng(seed)
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    h = 3.0 * y.numpy() + 1 + size * rng.standard_normal(7)
+    exact = [Fraction(value) for value in h.tolist()]
+    means = [sum(exact[:3]) / 3, sum(exact[3:]) / 4]
+    middle = sum(exact) / 7
+    within = sum((value - means[k]) ** 2 for value, k in zip(exact, y.tolist(), strict=True)) / 7
+    between = sum((mean - middle) ** 2 for mean in means) / 2
+    turned = torch.from_numpy(h)[:, None] * torch.tensor([[1.0, 0.0, -2.0]], dtype=torch.float64)
+    assert metrics.nc1(turned, y).item() == pytest.approx(float(within / between / 2), rel=1e-9)
+
+
+def test_nc1_where_all_class_means_coincide_is_nan_though_rounding_tells_them_apart():
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
+    H = torch.full((8, 3), 0.1, dtype=torch.float64)
+    assert isnan(metrics.nc1(H, y)) and isnan(metrics.nc1(0 * H, y)) and isnan(metrics.nc1(H.float(), y))
+    statistics = ClassStatistics(3, 3)
+    statistics.update(H, y)
+    assert isnan(statistics.nc1())
+
+
+def test_what_has_no_direction_is_nan():
+    zero, means = torch.zeros(3, 4), torch.eye(3, 4)
+    values = metrics.nc3(zero, means), metrics.nc3(means, zero), metrics.nc2_etf(zero), metrics.nc2_of(zero)
+    assert all(isnan(value) for value in values)
+
+
 def test_three_vectors_at_120_degrees():
     angles = torch.tensor([0, 2 * pi / 3, 4 * pi / 3], dtype=torch.float64)
     means = torch.stack([angles.cos(), angles.sin()], 1)
@@ -170,6 +388,21 @@ def test_measures_see_neither_rotation_nor_scale_nor_order(seed, exponent):
 
 
 @quick
+@given(seeds, st.floats(-6, 6), st.floats(-10, 10))
+def test_nc_measures_see_neither_rotation_nor_scale(seed, exponent, shift):
+    H, y = cloud(seed)
+    turn, scale = rotation(seed, 4), 10**exponent
+    W, M = torch.from_numpy(np.random.default_rng(seed).standard_normal((3, 4))), metrics.class_means(H, y)[0]
+    assert metrics.nc1(scale * (H @ turn + shift), y).item() == pytest.approx(metrics.nc1(H, y).item(), rel=1e-8)
+    for measure in (metrics.nc2_etf, metrics.nc2_of, metrics.condition_number, metrics.numerical_rank):
+        assert measure(scale * M @ turn).item() == pytest.approx(measure(M).item(), rel=1e-9)
+    assert metrics.nc3(W @ turn, scale * M @ turn).item() == pytest.approx(metrics.nc3(W, M).item(), rel=1e-9)
+    assert metrics.nc4(scale * H @ turn, W @ turn, None, scale * M @ turn) == metrics.nc4(H, W, None, M)
+    moved = metrics.memorization(scale * H @ turn, y, scale * M @ turn).item()
+    assert moved == pytest.approx(scale * metrics.memorization(H, y, M).item(), rel=1e-9)
+
+
+@quick
 @given(seeds, st.floats(0.1, 10))
 def test_singular_values_scale_with_the_cloud_and_do_not_see_where_it_lies(seed, factor):
     H, _ = cloud(seed)
@@ -191,6 +424,226 @@ def test_results_follow_the_dtype():
     assert metrics.class_means(H.float(), y)[0].dtype == torch.float32
     assert metrics.principal_singular_values(H.float()).dtype == torch.float32
     assert metrics.relative_spread(H.float(), y) == pytest.approx(metrics.relative_spread(H, y), rel=1e-5)
+    means = metrics.class_means(H, y)[0]
+    for features, dtype, tolerance in ((H.float(), torch.float32, 1e-4), (H.bfloat16(), torch.float32, 0.2)):
+        assert metrics.nc1(features, y).dtype == metrics.nc2_of(means.to(features)).dtype == dtype
+        assert metrics.nc1(features, y).item() == pytest.approx(metrics.nc1(H, y).item(), rel=tolerance)
+    assert metrics.nc1(H, y.int()) == metrics.nc1(H, y.to(torch.uint8)) == metrics.nc1(H, y)
+
+
+# Batch by batch -------------------------------------------------------------------------------------------------------
+
+
+def scatter_by_hand(H, y):
+    H, y = H.double().numpy(), y.numpy()
+    deviations = np.concatenate([H[y == k] - H[y == k].mean(0) for k in range(y.max() + 1)])
+    return deviations.T @ deviations
+
+
+@quick
+@given(seeds, st.lists(st.integers(1, 29), max_size=5))
+def test_statistics_do_not_depend_on_how_the_samples_are_cut_into_batches(seed, cuts):
+    H, y = cloud(seed, n=30)
+    statistics = ClassStatistics(3, 4)
+    for rows in np.split(np.arange(30), sorted(cuts)):
+        statistics.update(H[rows], y[rows])
+    means, global_mean = metrics.class_means(H, y)
+    assert statistics.counts.tolist() == torch.bincount(y).tolist() and statistics.samples == 30
+    torch.testing.assert_close(statistics.means, means, rtol=0, atol=1e-13)
+    torch.testing.assert_close(statistics.global_mean, global_mean, rtol=0, atol=1e-13)
+    expected = scatter_by_hand(H, y) / 30
+    np.testing.assert_allclose(statistics.within_class_covariance.numpy(), expected, rtol=0, atol=1e-12)
+    assert statistics.nc1() == pytest.approx(nc1_by_hand(H, y), rel=1e-10)
+    assert statistics.relative_spread() == pytest.approx(metrics.relative_spread(H, y), rel=1e-12)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_small_spread_far_from_the_origin_survives_float32(ordered):
+    """The features are what float32 keeps of them, a few of its steps wide; they are compared in float64."""
+    rng = np.random.default_rng(0)
+    y = torch.from_numpy(np.sort(rng.integers(3, size=6000)) if ordered else rng.integers(3, size=6000))
+    centres = torch.from_numpy(1e3 + rng.standard_normal((3, 5)))
+    H = (centres[y] + 1e-4 * torch.from_numpy(rng.standard_normal((6000, 5)))).float()
+    statistics = ClassStatistics(3, 5)
+    for rows in range(0, 6000, 500):
+        statistics.update(H[rows : rows + 500], y[rows : rows + 500])
+    expected = scatter_by_hand(H, y) / 6000
+    np.testing.assert_allclose(statistics.within_class_covariance.diagonal().numpy(), expected.diagonal(), rtol=1e-4)
+    assert statistics.nc1() == pytest.approx(nc1_by_hand(H.double(), y), rel=1e-3)
+    assert metrics.nc1(H.double(), y).item() == pytest.approx(nc1_by_hand(H.double(), y), rel=1e-6)
+
+
+def test_statistics_of_more_rows_than_are_centred_at_a_time():
+    H, y = cloud(1, n=2 * streaming.ROWS + 7)
+    statistics = ClassStatistics(3, 4)
+    statistics.update(H, y)
+    np.testing.assert_allclose(statistics.within_class_covariance.numpy(), scatter_by_hand(H, y) / len(y), atol=1e-12)
+
+
+# Of a model -----------------------------------------------------------------------------------------------------------
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3)
+        self.norm = nn.BatchNorm2d(6)
+        self.hidden = nn.Linear(6, 5)
+        self.act = nn.ReLU(inplace=True)
+        self.unused = nn.Identity()
+        self.pair = Pair()
+        self.fc = nn.Linear(5, 3)
+        self.norm.eval()  # one part of a model that trains may be frozen
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        return self.fc(self.act(self.hidden(self.pair(x)[0])))
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, None
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return Network().double()
+
+
+def images(n=40):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, 1, 6, 6, generator=generator, dtype=torch.float64)
+    return x + y[:, None, None, None], y
+
+
+def batches(size=7):
+    x, y = images()
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def expected_row(H, y):
+    means, global_mean = metrics.class_means(H, y)
+    values = torch.linalg.svdvals(means - global_mean)
+    return {
+        "d": H.shape[1],
+        "samples": len(y),
+        "nc1": nc1_by_hand(H, y),
+        "relative_spread": metrics.relative_spread(H, y),
+        "nc2_etf": metrics.nc2_etf(means - global_mean).item(),
+        "nc2_of": metrics.nc2_of(means).item(),
+        "numerical_rank": int((values > 1e-3 * values[0]).sum()),
+        "condition_number": (values[0] / values[1]).item(),
+    }
+
+
+def test_measures_of_a_model_are_those_of_its_whole_feature_matrix(network):
+    x, y = images()
+    network.eval()
+    with torch.no_grad():
+        conv = network.conv(x)
+        hidden = network.hidden(network.norm(conv).relu().mean((2, 3)))
+        H = hidden.relu()
+    features = {"conv": conv.mean((2, 3)), "hidden": hidden, "act": H, "penultimate": H}
+    found = metrics.measure(network, batches(), layers=features, nc4=True)
+    assert [row["layer"] for row in found] == list(features)
+    for row, features_of_layer in zip(found, features.values(), strict=True):
+        expected = expected_row(features_of_layer, y)
+        assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    assert all(row["nc3"] is row["nc4"] is None for row in found[:-1])
+    means, W, b = metrics.class_means(H, y)[0], network.fc.weight.detach(), network.fc.bias.detach()
+    assert found[-1]["nc3"] == pytest.approx(metrics.nc3(W, means).item(), rel=1e-9)
+    assert found[-1]["nc4"] == pytest.approx(metrics.nc4(H, W, b, means).item(), abs=1e-12)
+    flat = metrics.measure(network, batches(), "conv", reduce="flatten")
+    assert flat[0]["nc1"] == pytest.approx(nc1_by_hand(conv.flatten(1), y), rel=1e-8)
+
+
+def test_by_default_the_features_are_the_input_of_the_last_linear_layer(network):
+    for loader in (batches(), lambda: iter(batches()), iter(batches())):
+        (row,) = metrics.measure(network, loader)
+        assert row["layer"] == "penultimate" and row["d"] == 5 and row["nc4"] is None and row["nc3"] is not None
+    (row,) = metrics.measure(network, batches(), head="hidden", K=3)
+    assert row["d"] == 6 and row["nc3"] is None
+    assert metrics.measure(network, batches(), "pair")[0]["nc1"] == row["nc1"]
+
+
+def test_a_model_may_be_nothing_but_its_head_and_may_have_none():
+    x, y = cloud(0)
+    (row,) = metrics.measure(nn.Linear(4, 3).double(), [(x, y)])
+    assert row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-10)
+    (same,) = metrics.measure(nn.Sequential(nn.Identity()), [(x, y)], "0", K=3)
+    assert same["nc1"] == row["nc1"] and same["nc3"] is None
+
+
+def test_tokens_are_averaged_over_their_positions():
+    x, y = cloud(0)
+    tokens = torch.stack([x - 1, x + 1], 1)
+    (row,) = metrics.measure(nn.Sequential(nn.Identity()), [(tokens, y)], "0", K=3)
+    assert row["d"] == 4 and row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-9)
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_model_is_left_as_it_was_found_even_if_it_breaks(network, breaks):
+    network.train()
+    network.norm.eval()
+    modes = {name: module.training for name, module in network.named_modules()}
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    if breaks:
+        network.act = Broken()
+        with pytest.raises(RuntimeError, match="broken"):
+            metrics.measure(network, batches(), ["conv", "penultimate"])
+    else:
+        with pytest.raises(ValueError, match="label 3"):
+            metrics.measure(network, [(images()[0], images()[1] + 1)], "conv")
+        metrics.measure(network, batches(), ["conv", "penultimate"], nc4=True)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    assert {name: module.training for name, module in network.named_modules()} == modes | {"act": True}
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.conv.weight.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def test_no_batch_and_no_feature_is_kept(network):
+    """Of whatever a layer has returned, and of every batch, no more than the last is alive when the next is made."""
+    alive = []
+
+    def remember(module, inputs, output):
+        alive.append(weakref.ref(output))
+
+    network.conv.register_forward_hook(remember)
+    network.hidden.register_forward_hook(remember)
+    network.act.register_forward_hook(remember)
+    most = 0
+
+    def generate():
+        nonlocal most
+        for x, y in batches(4):
+            most = max(most, sum(reference() is not None for reference in alive))
+            batch = x.clone()
+            alive.append(weakref.ref(batch))
+            yield batch, y
+            del batch
+
+    metrics.measure(network, generate, ["conv", "hidden", "act", "penultimate"], nc4=True)
+    assert most <= 1 and len(alive) == 80
+
+
+def test_measures_print_as_a_table_to_three_digits_and_show_as_one(network):
+    network.add_module("a<b", nn.Identity())
+    network.fc = nn.Sequential(nn.Identity(), network.fc)
+    found = metrics.measure(network, batches(), ["conv", "penultimate"])
+    found[0]["layer"] = "a<b"
+    head, first, second = str(found).splitlines()
+    assert head.split() == list(found[0]) and len({len(line) for line in (head, first, second)}) == 1
+    assert first.split()[:3] == ["a<b", "6", "40"] and first.split()[7:9] == ["-", "-"]
+    assert float(second.split()[3]) == pytest.approx(found[1]["nc1"], rel=6e-3)
+    html = found._repr_html_()
+    assert "a&lt;b" in html and html.count("<tr>") == 3 and html.count('scope="col"') == 11
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -198,7 +651,10 @@ def test_results_follow_the_dtype():
 H, y = torch.ones(4, 2), torch.tensor([0, 1, 1, 0])
 
 
-@pytest.mark.parametrize("measure", [metrics.class_means, metrics.relative_spread, metrics.directional_spread])
+CLOUDS = [metrics.class_means, metrics.relative_spread, metrics.directional_spread, metrics.nc1, metrics.dilation]
+
+
+@pytest.mark.parametrize("measure", CLOUDS)
 @pytest.mark.parametrize(
     "features, labels, message",
     [
@@ -209,6 +665,9 @@ H, y = torch.ones(4, 2), torch.tensor([0, 1, 1, 0])
         (H, y[:, None], r"\(4, 2\).*\(4, 1\)"),
         (H[:, 0], y, r"\(4,\).*\(4,\)"),
         (H[:0], y[:0], r"\(0, 2\)"),
+        (H, y.double(), "float64; labels are integers"),
+        (H, y == 1, "bool; labels are integers"),
+        (H.long(), y, "int64; floating point needed"),
     ],
 )
 def test_bad_clouds_are_refused(measure, features, labels, message):
@@ -221,8 +680,82 @@ def test_bad_clouds_are_refused(measure, features, labels, message):
     [
         (lambda: metrics.directional_spread(torch.eye(2, 3) * torch.tensor([1, 0, 0]), y[:2] * 0), "1 features"),
         (lambda: metrics.equiangularity(torch.ones(1, 3)), "1 rows"),
+        (lambda: metrics.nc1(H, 0 * y), "y has 1 class: .* two"),
+        (lambda: metrics.nc2_etf(H[:1]), "means has 1 class: .* two"),
     ],
 )
 def test_what_has_no_angle_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+nan_row = torch.tensor([[1.0, float("nan")], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: metrics.nc2_etf(nan_row), "means has 1 entries that are not finite"),
+        (lambda: metrics.nc2_of(torch.ones(3)), r"means has shape \(3,\)"),
+        (lambda: metrics.nc2_of(torch.ones(0, 3)), r"means has shape \(0, 3\)"),
+        (lambda: metrics.nc3(H, H[:2]), r"W has shape \(4, 2\), means \(2, 2\)"),
+        (lambda: metrics.nc3(nan_row, nan_row), "W has 1 entries"),
+        (lambda: metrics.nc4(H, H[:2], None, H[:3]), r"W \(2, 2\), means \(3, 2\)"),
+        (lambda: metrics.nc4(H, torch.ones(2, 3), None, H[:2]), r"H \(4, 2\), W \(2, 3\)"),
+        (lambda: metrics.nc4(H, H[:2], torch.ones(3), H[:2]), r"b has shape \(3,\).*2"),
+        (lambda: metrics.nc4(H[:0], H[:2], None, H[:2]), r"H has shape \(0, 2\)"),
+        (lambda: metrics.memorization(H, y + 1, H[:2]), "y_true has the label 2: with 2 classes labels are 0..1"),
+        (lambda: metrics.memorization(H, y[:3], H[:2]), r"y_true has shape \(3,\); \(4,\)"),
+        (lambda: metrics.memorization(H, y, torch.ones(2, 3)), r"\(4, 2\), test_means \(2, 3\)"),
+        (lambda: metrics.memorization(nan_row, y[:2], H[:2]), "H_corrupted has 1 entries"),
+        (lambda: metrics.numerical_rank(H, rtol=1), "rtol is 1"),
+        (lambda: metrics.numerical_rank(nan_row), "M has 1 entries"),
+        (lambda: metrics.condition_number(H, rank=3), r"rank is 3; it must lie in 1\.\.2"),
+        (lambda: ClassStatistics(0, 2), "K is 0"),
+        (lambda: ClassStatistics(2, 2).update(H, y + 1), "label 2: with 2 classes labels are 0..1"),
+        (lambda: ClassStatistics(2, 2).update(H, y - 1), "label -1"),
+        (lambda: ClassStatistics(2, 2).update(H, y.float()), "labels are integers"),
+        (lambda: ClassStatistics(2, 2).update(H, y[:3]), r"y has shape \(3,\); \(4,\)"),
+        (lambda: ClassStatistics(2, 3).update(H, y), r"\(4, 2\).*\(n_samples, 3\)"),
+        (lambda: ClassStatistics(2, 2).update(nan_row, y[:2]), "H has 1 entries"),
+        (lambda: ClassStatistics(2, 2).means, "class 0 has no sample"),
+        (lambda: ClassStatistics(2, 2).nc1(), "class 0 has no sample"),
+        (lambda: ClassStatistics(1, 2).nc1(), "K has 1 class"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"layers": "hiden"}, "no layer 'hiden'; did you mean hidden.* conv, norm, hidden,.* and penultimate"),
+        ({"layers": ["conv", "zzz"]}, "no layer 'zzz'; it has conv, norm"),
+        ({"layers": "unused"}, "'unused' does not run"),
+        ({"head": "act"}, "head 'act' has no weight"),
+        ({"head": "gone"}, "no layer 'gone'"),
+        ({"reduce": "max"}, "reduce is 'max'.*'mean' or 'flatten'"),
+        ({"K": 1}, "K has 1 class"),
+        ({"K": 2}, "label 2: with 2 classes"),
+        ({"K": 4}, "class 3 has no sample"),
+        ({"K": 4, "nc4": True}, "3 rows and K is 4"),
+        ({"loader": iter(batches()), "nc4": True}, "read once"),
+        ({"loader": []}, "no batch"),
+        ({"loader": [(images()[0] * float("nan"), images()[1])]}, "200 entries that are not finite"),
+    ],
+)
+def test_what_cannot_be_measured_of_a_model_is_said(network, options, message):
+    with pytest.raises(ValueError, match=message):
+        metrics.measure(network, **{"loader": batches(), **options})
+
+
+def test_a_model_without_linear_layer_and_features_of_no_use_are_named():
+    identity, x = nn.Sequential(nn.Identity()), torch.ones(4, 9000)
+    with pytest.raises(ValueError, match="no torch.nn.Linear"):
+        metrics.measure(identity, [(x, y)])
+    with pytest.raises(ValueError, match="'0' has 9000 dimensions, more than 8192.*reduce"):
+        metrics.measure(identity, [(x, y)], "0", K=2)
+    with pytest.raises(ValueError, match=r"'0' gives shape \(4,\)"):
+        metrics.measure(identity, [(x[:, 0], y)], "0", K=2)

@@ -1,0 +1,50 @@
+r"""How far representations have collapsed: class means, spreads around them, and the geometry of the means.
+
+Features are rows: `H: (n_samples, d)` with labels `y: (n_samples,)` in `0..K-1`; class means and classifier weights
+are `(K, d)`. Where a function says `...`, several runs may be given at once: features `(..., n_samples, d)` with one
+`y` for all of them, means `(..., K, d)`; the result then has the shape `...` of the runs. Results follow the dtype and
+the device of the input (half precision is computed in float32).
+
+A network's features do not fit in memory at once: :class:`ClassStatistics` takes them batch by batch, and
+:func:`measure` collects every measure of any PyTorch model from one pass over its data.
+"""
+
+from lib.metrics.formulas import (
+    class_means,
+    condition_number,
+    dilation,
+    directional_spread,
+    equiangularity,
+    memorization,
+    nc1,
+    nc2_etf,
+    nc2_of,
+    nc3,
+    nc4,
+    numerical_rank,
+    principal_singular_values,
+    relative_spread,
+)
+from lib.metrics.streaming import COLUMNS, PENULTIMATE, ClassStatistics, Measures, measure
+
+__all__ = [
+    "class_means",
+    "relative_spread",
+    "directional_spread",
+    "equiangularity",
+    "principal_singular_values",
+    "nc1",
+    "nc2_etf",
+    "nc2_of",
+    "nc3",
+    "nc4",
+    "dilation",
+    "memorization",
+    "numerical_rank",
+    "condition_number",
+    "ClassStatistics",
+    "Measures",
+    "measure",
+    "COLUMNS",
+    "PENULTIMATE",
+]

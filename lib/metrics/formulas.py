@@ -1,0 +1,393 @@
+r"""The measures themselves, of features that are all at hand: see :mod:`lib.metrics` for shapes and conventions."""
+
+from __future__ import annotations
+
+from math import nan, sqrt
+
+import torch
+from torch import Tensor, nn
+
+
+def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Class means :math:`\mu_k = \frac1{n_k}\sum_{y_i = k} h_i` and the global mean :math:`\frac1n\sum_i h_i`.
+
+    Parameters
+    ----------
+    H
+        Features `(..., n_samples, d)`.
+    y
+        Labels `(n_samples,)`, `0..K-1` with `K` one more than the largest.
+
+    Returns
+    -------
+    (means, global_mean)
+        `(..., K, d)` and `(..., d)`.
+
+    Raises
+    ------
+    ValueError
+        If a feature is not finite, the lengths differ, a label is negative or no integer, or there is no sample, or
+        none in a class.
+    """
+    H, y, counts = _checked(H, y)
+    return _class_sums(H, y, len(counts)) / counts[:, None].to(H), H.mean(-2)
+
+
+def relative_spread(H: Tensor, y: Tensor) -> float | Tensor:
+    r"""Root-mean-square distance to the class mean over the root-mean-square norm of the class mean.
+
+    .. math:: \Big( \sum_i \|h_i - \mu_{y_i}\|^2 \Big/ \sum_i \|\mu_{y_i}\|^2 \Big)^{1/2}
+
+    Zero exactly when each class sits in one point: collapse in direction and in norm. A number for one run, a tensor
+    `...` for several. Arguments and errors as :func:`class_means`.
+    """
+    H, y, counts = _checked(H, y)
+    means, deviations = _deviations(H, y, counts)
+    size = (means.square().sum(-1) * counts.to(H)).sum(-1)
+    return _result((deviations.square().sum((-2, -1)) / size).sqrt())
+
+
+def directional_spread(H: Tensor, y: Tensor) -> float | Tensor:
+    r"""Root-mean-square angle, in radians, between a feature and the mean direction of its class.
+
+    The mean direction of a class is that of :math:`\sum_{y_i=k} h_i/\|h_i\|`. Zero exactly when the features of a
+    class are positive multiples of one vector: directional collapse. A number for one run, a tensor `...` for several.
+    Arguments and errors as :func:`class_means`, and ValueError if a feature is zero.
+    """
+    H, y, counts = _checked(H, y)
+    norms = H.norm(dim=-1, keepdim=True)
+    if (norms == 0).any():
+        raise ValueError(f"{int((norms == 0).sum())} features are zero and have no direction")
+    directions = H / norms
+    means = nn.functional.normalize(_class_sums(directions, y, len(counts)), dim=-1)[..., y, :]
+    # the chord is exact at small angles, where the cosine is rounded to 1
+    angles = 2 * torch.asin(((directions - means).norm(dim=-1) / 2).clamp(max=1))
+    return _result(angles.square().mean(-1).sqrt())
+
+
+def equiangularity(means: Tensor) -> float:
+    r"""Largest deviation of the means' cosines from those of equiangular vectors.
+
+    .. math:: \max_{a \ne b} \Big| \frac{\langle \mu_a, \mu_b\rangle}{\|\mu_a\|\|\mu_b\|} + \frac1{K-1} \Big|
+
+    `means`: `(K, d)`. ValueError for fewer than two. Source: Laurent et al., equation (4), whose vectors have norm 1.
+    """
+    K = len(means)
+    if K < 2:
+        raise ValueError(f"means has {K} rows: an angle needs two")
+    directions = nn.functional.normalize(means, dim=1)
+    cosines = directions @ directions.T
+    off_diagonal = ~torch.eye(K, dtype=torch.bool, device=means.device)
+    return (cosines[off_diagonal] + 1 / (K - 1)).abs().max().item()
+
+
+def principal_singular_values(H: Tensor) -> Tensor:
+    """Singular values `(min(n, d),)` of the centred cloud `H: (n, d)`, largest first, as a PCA reports them."""
+    return torch.linalg.svdvals(H - H.mean(0))
+
+
+# The measures of neural collapse --------------------------------------------------------------------------------------
+
+
+def nc1(H: Tensor, y: Tensor) -> Tensor:
+    r"""Variability within classes as seen through the differences between classes.
+
+    .. math::
+        \mathrm{NC}_1 = \frac1K \operatorname{Tr}\big(\Sigma_W \Sigma_B^\dagger\big), \qquad
+        \Sigma_W = \frac1N \sum_i (h_i - \mu_{y_i})(h_i - \mu_{y_i})^\top, \qquad
+        \Sigma_B = \frac1K \sum_k (\mu_k - \mu_G)(\mu_k - \mu_G)^\top
+
+    Three properties of the definition to know:
+
+    - It sees deviations only inside the span of the centred means, at most `K - 1` directions: NC1 = 0 does not say
+      that the features have collapsed. :func:`relative_spread` sees every direction.
+    - The global mean :math:`\mu_G` is that of the samples, but :math:`\Sigma_B` counts every class once. With classes
+      of unequal size :math:`\Sigma_B` is therefore taken about a point that is not the mean of the class means. Its
+      rank is at most `K - 1` all the same, for :math:`\sum_k n_k (\mu_k - \mu_G) = 0`.
+    - Where all class means coincide :math:`\Sigma_B^\dagger = 0`, and the printed formula gives 0, as if the features
+      had collapsed. Here the result is nan.
+
+    :math:`\Sigma_B` is not formed: its pseudo-inverse comes from the singular values :math:`s` of the centred means.
+    Counted as zero are those below :math:`s_{\max} \sqrt{m \epsilon}`, `m = max(K, d)`, which is the convention of
+    NumPy and PyTorch, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in float64
+    (for float32 features: :math:`s_{\max} m \epsilon_{32}`), and those below the rounding of the means,
+    :math:`4\epsilon\|\mu\|_F`.
+
+    Parameters
+    ----------
+    H
+        Features `(..., n_samples, d)`.
+    y
+        Labels `(n_samples,)`, `0..K-1` with `K` one more than the largest.
+
+    Returns
+    -------
+    Tensor
+        `...`, no unit; unchanged when the features are rotated, moved or scaled.
+
+    Raises
+    ------
+    ValueError
+        As :func:`class_means`, and if there is one class only.
+
+    Source: Tirer & Bruna, equation (26).
+    """
+    H, y, counts = _checked(H, y)
+    _at_least_two(len(counts), "y", "NC1 compares")
+    means, deviations = _deviations(H, y, counts)
+    inverse, directions = _between(means, counts, torch.finfo(H.dtype).eps)
+    seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
+    return torch.where(inverse.any(-1), seen, nan)
+
+
+def nc2_etf(means: Tensor) -> Tensor:
+    r"""Distance of the means' Gram matrix from that of a simplex equiangular tight frame, both of norm 1.
+
+    .. math:: \Big\| \frac{M M^\top}{\|M M^\top\|_F} - \frac1{\sqrt{K-1}} \Big(I_K - \frac1K 1_K 1_K^\top\Big) \Big\|_F
+
+    `means`: `(..., K, d)`, the rows of :math:`M`, which are used as given: centre them first to ask about the centred
+    means. Between 0 and :math:`\sqrt2`; nan if all are zero. ValueError for one class or a mean that is not finite.
+    Source: Tirer & Bruna, equation (27).
+    """
+    K = _checked_rows("means", means).shape[-2]
+    _at_least_two(K, "means", "a simplex needs")
+    frame = torch.eye(K, device=means.device, dtype=_computed(means).dtype) - 1 / K
+    return (_gram(means) - frame / sqrt(K - 1)).norm(dim=(-2, -1))
+
+
+def nc2_of(means: Tensor) -> Tensor:
+    r"""Distance of the means' Gram matrix from that of an orthogonal frame, both of norm 1.
+
+    .. math:: \Big\| \frac{M M^\top}{\|M M^\top\|_F} - \frac1{\sqrt K} I_K \Big\|_F
+
+    `means`: `(..., K, d)`, the rows of :math:`M`, used as given. Between 0 and :math:`\sqrt2`; nan if all are zero.
+    ValueError for a mean that is not finite. Source: Tirer & Bruna, equation (27).
+    """
+    K = _checked_rows("means", means).shape[-2]
+    frame = torch.eye(K, device=means.device, dtype=_computed(means).dtype)
+    return (_gram(means) - frame / sqrt(K)).norm(dim=(-2, -1))
+
+
+def nc3(W: Tensor, means: Tensor) -> Tensor:
+    r"""Distance of the classifier from the class means, both of norm 1: zero where they are aligned.
+
+    .. math:: \mathrm{NC}_3 = \Big\| \frac{W}{\|W\|_F} - \frac{M}{\|M\|_F} \Big\|_F
+
+    `W` and `means`, the rows of :math:`M`: `(..., K, d)`. Between 0 and 2; undefined, and nan, where either is zero.
+    ValueError if the shapes differ or an entry is not finite. Source: Tirer & Bruna, equation (28).
+    """
+    _checked_rows("W", W), _checked_rows("means", means)
+    if W.shape[-2:] != means.shape[-2:]:
+        raise ValueError(f"W has shape {tuple(W.shape)}, means {tuple(means.shape)}; both must be (..., K, d)")
+    return (_normalized(W) - _normalized(means)).norm(dim=(-2, -1))
+
+
+def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
+    r"""Fraction of samples that the classifier assigns to another class than that of the nearest mean.
+
+    .. math:: \frac1n \#\Big\{ i : \arg\max_k\, (W h_i + b)_k \ne \arg\min_k \|h_i - \mu_k\| \Big\}
+
+    Of several largest scores, or several nearest means, the first class counts.
+
+    Parameters
+    ----------
+    H
+        Features `(..., n_samples, d)`.
+    W, b
+        Classifier `(..., K, d)` and its bias `(..., K)`, or None for none.
+    means
+        Class means `(..., K, d)`.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, an entry is not finite, or there is no sample.
+
+    Source: Papyan, Han & Donoho (2020), NC4.
+    """
+    for name, value in {"H": H, "W": W, "means": means}.items():
+        _checked_rows(name, value)
+    if not H.shape[-1] == W.shape[-1] == means.shape[-1] or W.shape[-2] != means.shape[-2]:
+        shapes = ", ".join(f"{n} {tuple(v.shape)}" for n, v in {"H": H, "W": W, "means": means}.items())
+        raise ValueError(f"shapes do not fit: {shapes}; (..., n_samples, d) and twice (..., K, d) needed")
+    if b is not None and (b.ndim == 0 or b.shape[-1] != W.shape[-2]):
+        raise ValueError(f"b has shape {tuple(b.shape)}; (..., {W.shape[-2]}) needed, one entry for each class")
+    H, W, means = _computed(H), _computed(W), _computed(means)
+    scores = H @ W.mT if b is None else H @ W.mT + _finite("b", b)[..., None, :].to(H)
+    # the other modes subtract squared norms, and lose the distances of features that are far from the origin
+    distances = torch.cdist(H, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return (scores.argmax(-1) != distances.argmin(-1)).to(H).mean(-1)
+
+
+def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
+    """NC1 of the test features: how much classes that training collapses are spread where it has not looked.
+
+    Arguments, result and errors as :func:`nc1`. Source: Nguyen et al., section 4.1, equation (2).
+    """
+    return nc1(H_test, y_test)
+
+
+def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Tensor:
+    r"""How far training has carried the samples with a corrupted label away from where their like are.
+
+    .. math:: \mathrm{mem} = \sum_{i\ \text{corrupted}} \| h_i - \mu^{\text{test}}_{y^*_i} \|_2
+
+    A sum, as printed: it grows with the number of corrupted samples, and is 0 where there are none.
+
+    Parameters
+    ----------
+    H_corrupted
+        Training features of the corrupted samples `(..., n_corrupted, d)`.
+    y_true
+        Their labels before corruption `(n_corrupted,)`.
+    test_means
+        Class means of the test features `(..., K, d)`.
+
+    Returns
+    -------
+    Tensor
+        `...`, in the unit of the features.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, an entry is not finite, or a label lies outside `0..K-1`.
+
+    Source: Nguyen et al., section 4.1, equation (3).
+    """
+    _checked_rows("test_means", test_means)
+    if H_corrupted.ndim < 2 or H_corrupted.shape[-1] != test_means.shape[-1]:
+        shapes = f"H_corrupted has shape {tuple(H_corrupted.shape)}, test_means {tuple(test_means.shape)}"
+        raise ValueError(f"{shapes}; (..., n_corrupted, d) and (..., K, d) needed")
+    y_true = _checked_labels("y_true", y_true, H_corrupted.shape[-2], test_means.shape[-2])
+    H_corrupted = _finite("H_corrupted", _computed(H_corrupted))
+    return (H_corrupted - _computed(test_means)[..., y_true, :]).norm(dim=-1).sum(-1)
+
+
+def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
+    """Singular values of `M: (..., m, n)` larger than `rtol` times the largest, counted (int64); 0 for M = 0.
+
+    ValueError if an entry is not finite or `rtol` is not in `[0, 1)`.
+    """
+    if not 0 <= rtol < 1:
+        raise ValueError(f"rtol is {rtol}; it must lie in [0, 1)")
+    values = torch.linalg.svdvals(_computed(_checked_rows("M", M)))
+    return (values > rtol * values[..., :1]).sum(-1)
+
+
+def condition_number(M: Tensor, rank: int | None = None) -> Tensor:
+    r"""Largest over smallest singular value of `M: (..., m, n)`, or over the `rank`-th largest.
+
+    `K` centred class means span at most `K - 1` directions, so that their smallest singular value is rounding:
+    `rank=K - 1` leaves it out. Infinite where the divisor is zero; nan for M = 0. ValueError if an entry is not finite
+    or `rank` is not in `1..min(m, n)`.
+    """
+    values = torch.linalg.svdvals(_computed(_checked_rows("M", M)))
+    rank = values.shape[-1] if rank is None else rank
+    if not 1 <= rank <= values.shape[-1]:
+        raise ValueError(f"rank is {rank}; it must lie in 1..{values.shape[-1]} for M of shape {tuple(M.shape)}")
+    return values[..., 0] / values[..., rank - 1]
+
+
+# What the measures share ----------------------------------------------------------------------------------------------
+
+
+def _class_sums(H: Tensor, y: Tensor, K: int) -> Tensor:
+    return H.new_zeros(*H.shape[:-2], K, H.shape[-1]).index_add_(-2, y, H)
+
+
+def _deviations(H: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Class means and the deviations from them; the means once more from the deviations, whose sums round less."""
+    weights = 1 / counts[:, None].to(H)
+    means = _class_sums(H, y, len(counts)) * weights
+    deviations = H - means[..., y, :]
+    correction = _class_sums(deviations, y, len(counts)) * weights
+    return means + correction, deviations - correction[..., y, :]
+
+
+def _global_mean(means: Tensor, counts: Tensor) -> Tensor:
+    """Mean of all samples from those of the classes, which is exact where these coincide."""
+    first = means[..., :1, :]
+    return first[..., 0, :] + (counts.to(means) / counts.sum()) @ (means - first)
+
+
+def _between(means: Tensor, counts: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Inverse singular values of the centred means, 0 for those that count as zero, and their directions as rows."""
+    K, d = means.shape[-2:]
+    _, values, directions = torch.linalg.svd(means - _global_mean(means, counts)[..., None, :], full_matrices=False)
+    possible = min(K - 1, d)  # the centred means are dependent: their sum weighted with the counts is zero
+    values, directions = values[..., :possible], directions[..., :possible, :]
+    rtol = max(sqrt(max(K, d) * torch.finfo(torch.float64).eps), max(K, d) * eps)
+    rounding = 4 * eps * means.norm(dim=(-2, -1))[..., None]
+    kept = values > torch.maximum(rtol * values[..., :1], rounding)
+    return torch.where(kept, 1 / values, 0), directions
+
+
+def _normalized(M: Tensor) -> Tensor:
+    M = _computed(M)
+    return M / M.norm(dim=(-2, -1), keepdim=True)
+
+
+def _gram(M: Tensor) -> Tensor:
+    M = _normalized(M)
+    return _normalized(M @ M.mT)
+
+
+def _computed(H: Tensor) -> Tensor:
+    """Itself, or in float32 if it has less."""
+    return H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
+
+
+def _result(value: Tensor) -> float | Tensor:
+    return value if value.ndim else value.item()
+
+
+# Errors at the door ---------------------------------------------------------------------------------------------------
+
+
+def _checked(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, labels and the samples of each class, once they are found to be what :func:`class_means` asks for."""
+    if H.ndim < 2 or y.shape != H.shape[-2:-1] or len(y) == 0:
+        raise ValueError(
+            f"H has shape {tuple(H.shape)}, y {tuple(y.shape)}; (..., n_samples, d) and (n_samples,) needed"
+        )
+    H, y = _finite("H", _computed(H)), _checked_labels("y", y, len(y))
+    counts = torch.bincount(y)
+    _no_class_empty(counts)
+    return H, y, counts
+
+
+def _checked_labels(name: str, y: Tensor, n: int, K: int | None = None) -> Tensor:
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"{name} is {y.dtype}; labels are integers")
+    if y.shape != (n,):
+        raise ValueError(f"{name} has shape {tuple(y.shape)}; ({n},) needed, one label for each feature")
+    if n and y.min() < 0:
+        raise ValueError(f"{name} has the label {int(y.min())}: labels are 0..K-1")
+    if n and K is not None and y.max() >= K:
+        raise ValueError(f"{name} has the label {int(y.max())}: with {K} classes labels are 0..{K - 1}")
+    return y.long()
+
+
+def _checked_rows(name: str, M: Tensor) -> Tensor:
+    if M.ndim < 2 or M.numel() == 0:
+        raise ValueError(f"{name} has shape {tuple(M.shape)}; at least two dimensions, none of them empty, needed")
+    return _finite(name, M)
+
+
+def _finite(name: str, value: Tensor) -> Tensor:
+    if not value.is_floating_point():
+        raise ValueError(f"{name} is {value.dtype}; floating point needed")
+    if not torch.isfinite(value).all():
+        raise ValueError(f"{name} has {int((~torch.isfinite(value)).sum())} entries that are not finite")
+    return value
+
+
+def _at_least_two(K: int, name: str, why: str) -> None:
+    if K < 2:
+        raise ValueError(f"{name} has {K} class: {why} two")
+
+
+def _no_class_empty(counts: Tensor) -> None:
+    if (counts == 0).any():
+        raise ValueError(f"class {int((counts == 0).nonzero()[0])} has no sample")

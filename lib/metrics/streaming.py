@@ -1,0 +1,362 @@
+r"""The same measures batch by batch: class statistics in bounded memory, and :func:`measure` for any PyTorch model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from difflib import get_close_matches
+from html import escape
+from math import nan
+
+import torch
+from torch import Tensor, nn
+
+from lib.metrics.formulas import (
+    _at_least_two,
+    _between,
+    _checked_labels,
+    _class_sums,
+    _computed,
+    _finite,
+    _global_mean,
+    _no_class_empty,
+    condition_number,
+    nc2_etf,
+    nc2_of,
+    nc3,
+    nc4,
+    numerical_rank,
+)
+
+PENULTIMATE = "penultimate"  # what `measure` calls the input of the head
+LARGEST_WIDTH = 8192  # a scatter matrix of this width takes 512 MiB
+ROWS = 2048  # features centred at a time: what is read again then still lies in the processor's cache
+
+
+class ClassStatistics:
+    r"""Class means and the scatter within classes of features that come in batches, in memory `d*d + K*d`.
+
+    Each batch is centred on its own class means and only then multiplied, in its own dtype; batches are merged in
+    float64 by the update of Chan, Golub & LeVeque (1983), with one mean for each class and one scatter matrix for all,
+
+    .. math:: S \leftarrow S + S_{\text{batch}} + \sum_k \frac{n_k m_k}{n_k + m_k} \delta_k \delta_k^\top,
+
+    :math:`\delta_k` the difference of the two means of class `k`, :math:`n_k` and :math:`m_k` their numbers of samples.
+    So a spread far below the distance from the origin is not lost, nor does the order of the batches matter beyond
+    rounding. What float32 features do lose: variances less than about :math:`10^{-7}` of the largest one.
+
+    Parameters
+    ----------
+    K, d
+        Number of classes and width of the features.
+    device
+        Where the statistics are kept, and batches are brought; the CPU unless given. It must know float64.
+    """
+
+    def __init__(self, K: int, d: int, device: torch.device | str | None = None):
+        if K < 1 or d < 1:
+            raise ValueError(f"K is {K} and d is {d}; both must be positive")
+        self.K, self.d = K, d
+        self.counts = torch.zeros(K, dtype=torch.int64, device=device)  #: samples of each class so far
+        self._means = torch.zeros(K, d, dtype=torch.float64, device=device)
+        self._scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
+        self._eps = torch.finfo(torch.float64).eps
+
+    def update(self, H: Tensor, y: Tensor) -> None:
+        """Take in features `(n_samples, d)` with their labels; ValueError for what is no such thing."""
+        if H.ndim != 2 or H.shape[1] != self.d or not H.is_floating_point():
+            raise ValueError(f"H has shape {tuple(H.shape)} and {H.dtype}; floating point (n_samples, {self.d}) needed")
+        y = _checked_labels("y", y, len(H), self.K).to(self.counts.device)
+        H = _computed(H.detach().to(self.counts.device))
+        self._eps = max(self._eps, torch.finfo(H.dtype).eps)
+        with torch.autocast(H.device.type, enabled=False):
+            for rows, labels in zip(H.split(ROWS), y.split(ROWS), strict=True):
+                self._merge(rows, labels)
+
+    def _merge(self, H: Tensor, y: Tensor) -> None:
+        new = torch.bincount(y, minlength=self.K)
+        means = _class_sums(H.double(), y, self.K) / new.clamp(min=1)[:, None]
+        if not torch.isfinite(means).all():  # as one feature is that is not
+            _finite("H", H)
+        centre = means.to(H.dtype)
+        deviations = H - centre[y]
+        self._scatter += deviations.T @ deviations
+        # the centres are the means rounded to the dtype of the features
+        self._add_outer(means - centre, -new)
+        share = new.double() / (self.counts + new).clamp(min=1)
+        delta = means - self._means
+        self._add_outer(delta, self.counts * share)
+        self._means += delta * share[:, None]
+        self.counts += new
+
+    def _add_outer(self, vectors: Tensor, weights: Tensor) -> None:
+        self._scatter.addmm_((vectors * weights[:, None]).T, vectors)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples so far."""
+        return int(self.counts.sum())
+
+    @property
+    def means(self) -> Tensor:
+        """Class means `(K, d)`, float64; ValueError if a class has no sample."""
+        _no_class_empty(self.counts)
+        return self._means
+
+    @property
+    def global_mean(self) -> Tensor:
+        """Mean of all samples `(d,)`, float64; ValueError if a class has no sample."""
+        return _global_mean(self.means, self.counts)
+
+    @property
+    def within_class_covariance(self) -> Tensor:
+        r""":math:`\Sigma_W` of :func:`nc1`, `(d, d)`, float64; ValueError if a class has no sample."""
+        _no_class_empty(self.counts)
+        return self._scatter / self.samples
+
+    def nc1(self) -> float:
+        """As :func:`nc1` of all features at once."""
+        _at_least_two(self.K, "K", "NC1 compares")
+        inverse, directions = _between(self.means, self.counts, self._eps)
+        scaled = directions * inverse[:, None]
+        seen = ((scaled @ self._scatter) * scaled).sum() / self.samples
+        return seen.clamp(min=0).item() if inverse.any() else nan
+
+    def relative_spread(self) -> float:
+        """As :func:`relative_spread` of all features at once."""
+        size = (self.means.square().sum(1) * self.counts).sum()
+        return (self._scatter.trace().clamp(min=0) / size).sqrt().item()
+
+
+class Measures(list):
+    """What :func:`measure` found: one dictionary for each layer. Prints as a table, and shows as one in a notebook."""
+
+    def __str__(self) -> str:
+        columns = [_aligned(column, left=i == 0) for i, column in enumerate(zip(*self._cells(), strict=True))]
+        return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+
+    def _repr_html_(self) -> str:
+        head, *body = self._cells()
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+        body = (
+            f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
+            for row in body
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+    def _cells(self) -> list[list[str]]:
+        return [list(COLUMNS), *([_cell(row[column]) for column in COLUMNS] for row in self)]
+
+
+COLUMNS = (
+    *("layer", "d", "samples", "nc1", "relative_spread", "nc2_etf", "nc2_of", "nc3", "nc4"),
+    *("numerical_rank", "condition_number"),
+)
+
+
+def measure(
+    model: nn.Module,
+    loader: Iterable | Callable[[], Iterable],
+    layers: str | Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    *,
+    head: str | None = None,
+    K: int | None = None,
+    nc4: bool = False,
+    reduce: str = "mean",
+) -> Measures:
+    r"""Every measure of collapse of a model's features, from one pass over the data and in bounded memory.
+
+    Of each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), never the features of
+    more than one batch. The model is in evaluation mode meanwhile, without gradients, and is left as it was found.
+
+    Parameters
+    ----------
+    model
+        Any PyTorch model that takes a batch `x`.
+    loader
+        Batches `(x, y, ...)` with labels `y: (n_samples,)` in `0..K-1`: a DataLoader, a list, or a function without
+        arguments that returns an iterable, such as a generator function.
+    layers
+        Names of submodules as in `model.named_modules()`, whose outputs are the features, or `"penultimate"`, the input
+        of the head, which is the default. Of a module that runs several times in a pass, the last output counts, and of
+        an output that is a tuple the first entry.
+    device
+        Where batches are brought; by default where the model's first parameter lies. The model is not moved.
+    head
+        Name of the classifier, a module with a `weight: (K, d)` and perhaps a `bias: (K,)`; by default the last
+        `torch.nn.Linear` in the order of `model.named_modules()`.
+    K
+        Number of classes; by default the number of rows of the head's weight. Where it is another number, there is no
+        `nc3`.
+    nc4
+        Whether to measure :func:`nc4`, which compares each feature with the final class means and so takes a second
+        pass over the data.
+    reduce
+        What becomes of positions: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
+        dimensions but one) and tokens `(N, T, d)` over `T`; `"flatten"` makes one long vector of each sample.
+
+    Returns
+    -------
+    Measures
+        One dictionary for each layer: `layer`, `d`, `samples`; `nc1`, `relative_spread`; `nc2_etf` of the class means
+        centred with the global mean, `nc2_of` of the class means as they are; `nc3` and `nc4` for `"penultimate"`, None
+        for other layers; `numerical_rank` of the centred means and `condition_number`, over the `min(K - 1, d)`
+        directions that they can span.
+
+    Raises
+    ------
+    ValueError
+        For a name that no module has, a layer that does not run or whose output is no such features, features wider
+        than 8192, labels outside `0..K-1`, an empty class or loader, `K < 2`, features that are not finite.
+    """
+    if reduce not in ("mean", "flatten"):
+        raise ValueError(f"reduce is {reduce!r}; it must be 'mean' or 'flatten'")
+    modules = dict(model.named_modules())
+    if head is None:
+        head = next((name for name, module in reversed(modules.items()) if isinstance(module, nn.Linear)), None)
+    elif getattr(getattr(_module(modules, head), "weight", None), "ndim", None) != 2:
+        raise ValueError(f"the head {head!r} has no weight (K, d)")
+    layers = list(dict.fromkeys([layers] if isinstance(layers, str) else layers or [PENULTIMATE]))
+    if head is None and (K is None or nc4 or PENULTIMATE in layers):
+        raise ValueError("the model has no torch.nn.Linear: give layers and K, or name the head")
+    classifier = modules[head] if head is not None else None
+    K = len(classifier.weight) if K is None else K
+    _at_least_two(K, "K", "collapse compares")
+    fits = classifier is not None and len(classifier.weight) == K
+    if nc4 and not fits:
+        raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
+    if nc4 and isinstance(loader, Iterator):
+        raise ValueError("nc4 needs a second pass, and the loader can be read once: give a list or a function")
+    if device is None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = torch.device(device)
+    hooked = {name: classifier if name == PENULTIMATE else _module(modules, name) for name in layers}
+
+    statistics: dict[str, ClassStatistics] = {}
+    with closing(_passes(model, loader, hooked, device, reduce)) as passes:
+        for features, y in passes:
+            for name in features:  # and no variable for the features, which would keep them while the next are made
+                if name not in statistics:
+                    statistics[name] = _statistics(name, K, features[name].shape[1], device)
+                statistics[name].update(features[name], y)
+    if not statistics:
+        raise ValueError("the loader has no batch")
+    rows = Measures(_row(name, statistics[name]) for name in layers)
+    for row in rows:
+        if row["layer"] == PENULTIMATE and fits:
+            means = statistics[PENULTIMATE].means
+            W, b = (None if p is None else p.detach() for p in (classifier.weight, getattr(classifier, "bias", None)))
+            row["nc3"] = nc3(W.to(means), means).item()
+            if nc4:
+                again = _passes(model, loader, {PENULTIMATE: classifier}, device, reduce)
+                row["nc4"] = _disagreement(again, W, b, means)
+    return rows
+
+
+def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """For each batch the features of the hooked modules, by name, and the labels. To be closed."""
+    features: dict[str, Tensor] = {}
+
+    def of_output(name):
+        # a copy: what comes next may work in place
+        return lambda module, inputs, output: features.update({name: _as_rows(name, output, reduce, copy=True)})
+
+    def of_input(name):
+        return lambda module, inputs: features.update({name: _as_rows(name, inputs, reduce)})
+
+    training = {module: module.training for module in model.modules()}
+    handles = []
+    try:
+        model.eval()
+        for name, module in hooked.items():
+            if name == PENULTIMATE:
+                handles.append(module.register_forward_pre_hook(of_input(name)))
+            else:
+                handles.append(module.register_forward_hook(of_output(name)))
+        for batch in loader() if callable(loader) else loader:
+            x, y = batch[0].to(device, non_blocking=True), batch[1]
+            with torch.inference_mode():
+                model(x)
+            del batch, x  # before the loader makes the next one
+            if missing := hooked.keys() - features.keys():
+                raise ValueError(f"the layer {min(missing)!r} does not run when the model does")
+            yield features, y
+            features.clear()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _as_rows(name: str, output, reduce: str, copy: bool = False) -> Tensor:
+    """Features `(n_samples, d)` made of what a module returned or was given."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, Tensor) or output.ndim < 2:
+        what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
+        raise ValueError(f"the layer {name!r} gives {what}; a tensor (n_samples, ...) needed")
+    if output.ndim == 2:
+        return output.clone() if copy else output
+    if reduce == "flatten":
+        return output.flatten(1).clone() if copy else output.flatten(1)
+    positions = (1,) if output.ndim == 3 else tuple(range(2, output.ndim))
+    return output.mean(positions, dtype=torch.promote_types(output.dtype, torch.float32))
+
+
+def _statistics(name: str, K: int, d: int, device: torch.device) -> ClassStatistics:
+    if d > LARGEST_WIDTH:
+        advice = 'use reduce="mean" or a layer of fewer dimensions'
+        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
+    return ClassStatistics(K, d, "cpu" if device.type == "mps" else device)  # MPS knows no float64
+
+
+def _row(name: str, statistics: ClassStatistics) -> dict:
+    means = statistics.means
+    centred = means - statistics.global_mean
+    return {
+        "layer": name,
+        "d": statistics.d,
+        "samples": statistics.samples,
+        "nc1": statistics.nc1(),
+        "relative_spread": statistics.relative_spread(),
+        "nc2_etf": nc2_etf(centred).item(),
+        "nc2_of": nc2_of(means).item(),
+        "nc3": None,
+        "nc4": None,
+        "numerical_rank": int(numerical_rank(centred)),
+        "condition_number": condition_number(centred, min(statistics.K - 1, statistics.d)).item(),
+    }
+
+
+def _disagreement(passes, W: Tensor, b: Tensor | None, means: Tensor) -> float:
+    """:func:`nc4` of features that come in batches."""
+    samples = wrong = 0.0
+    with closing(passes):
+        for features, _ in passes:
+            H = _computed(features[PENULTIMATE])
+            wrong += nc4(H, W.to(H), b, means.to(H)).item() * len(H)
+            samples += len(H)
+            del H  # before the next are made
+    return wrong / samples
+
+
+def _module(modules: dict[str, nn.Module], name: str) -> nn.Module:
+    if name in modules:
+        return modules[name]
+    names = [known for known in modules if known]
+    near = get_close_matches(name, names)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(f"the model has no layer {name!r}; {hint}it has {', '.join(names)}, and {PENULTIMATE}")
+
+
+def _aligned(cells: Iterable[str], left: bool) -> list[str]:
+    width = max(map(len, cells))
+    return [cell.ljust(width) if left else cell.rjust(width) for cell in cells]
+
+
+def _cell(value) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
