@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,7 +25,7 @@ def labels(K: int, n: int, device: torch.device | str | None = None) -> Tensor:
 
 def one_hot(y: Tensor, K: int, dtype: torch.dtype = torch.float64) -> Tensor:
     r"""The targets `(K, N)` whose column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in order."""
-    return F.one_hot(y, K).T.to(dtype)
+    return F.one_hot(y.long(), K).T.to(dtype)
 
 
 def activations(H: Tensor, Ws: Sequence[Tensor], relu: bool = False) -> list[Tensor]:
@@ -87,8 +89,9 @@ def objective(
     Raises
     ------
     ValueError
-        For shapes that do not fit, labels outside `0..K-1`, a class without samples, fewer than two classes, weight
-        decays that are not positive (`lam_b` may be 0), an unknown loss.
+        For shapes that do not fit, labels outside `0..K-1` or no integers, a class without samples, fewer than two
+        classes, weight decays that are not positive (`lam_b` may be 0), an unknown loss. Values of `H`, `Ws` and `b`
+        are not looked at: nan in one run makes the objective of that run nan.
     """
     decays = check(H, Ws, y, lam_w, lam_h, b, lam_b)
     if loss not in LOSSES:
@@ -97,7 +100,7 @@ def objective(
     if loss == "mse":
         data = (Z - one_hot(y, K, Z.dtype).to(Z.device)).square().sum((-2, -1)) / (2 * N)
     else:
-        own = Z.gather(-2, y.expand(*Z.shape[:-2], 1, N)).squeeze(-2)
+        own = Z.gather(-2, y.long().to(Z.device).expand(*Z.shape[:-2], 1, N)).squeeze(-2)
         data = (Z.logsumexp(-2) - own).mean(-1)
     for W, lam in zip(Ws, decays, strict=True):
         data = data + lam / 2 * W.square().sum((-2, -1))
@@ -116,8 +119,14 @@ def check(
     lam_b: float = 0.0,
 ) -> list[float]:
     """The weight decays, one per layer, once everything is found to be what :func:`objective` asks for."""
-    if not Ws:
+    if isinstance(Ws, Tensor):
+        raise ValueError(f"Ws is one tensor of shape {tuple(Ws.shape)}: a list of weights is needed")
+    if len(Ws) == 0:
         raise ValueError("Ws is empty: at least the classifier is needed")
+    parts = {"H": H} | {f"W_{i}": W for i, W in enumerate(Ws, 1)}
+    for name, part in parts.items():
+        if part.ndim < 2:
+            raise ValueError(f"{name} has shape {tuple(part.shape)}; a matrix per run is needed")
     for i, W in enumerate(Ws, 1):
         width = H.shape[-2] if i == 1 else Ws[i - 2].shape[-2]
         if W.shape[-1] != width:
@@ -128,19 +137,27 @@ def check(
     if y.shape != (N,):
         raise ValueError(f"y has shape {tuple(y.shape)}; H has N={N} columns, one label each is needed")
     check_labels(y, K)
-    if b is not None and b.shape[-1] != K:
+    if b is not None and (b.ndim == 0 or b.shape[-1] != K):
         raise ValueError(f"b has shape {tuple(b.shape)}; K={K} entries are needed")
-    decays = [lam_w] * len(Ws) if isinstance(lam_w, (int, float)) else list(lam_w)
+    runs = {name: tuple(part.shape[:-2]) for name, part in parts.items()}
+    runs |= {} if b is None else {"b": tuple(b.shape[:-1])}
+    try:
+        torch.broadcast_shapes(*runs.values())
+    except RuntimeError:
+        raise ValueError(f"the leading dimensions are not those of the same runs: {runs}") from None
+    decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * len(Ws)
     if len(decays) != len(Ws):
         raise ValueError(f"lam_w has {len(decays)} entries for {len(Ws)} layers")
     check_positive(**{f"lam_w[{i}]": value for i, value in enumerate(decays)}, lam_h=lam_h)
-    if not (math.isfinite(lam_b) and lam_b >= 0):
-        raise ValueError(f"lam_b={lam_b}: a number that is not negative is needed")
+    if not (isinstance(lam_b, Real) and math.isfinite(lam_b) and lam_b >= 0):
+        raise ValueError(f"lam_b={lam_b!r}: a number that is not negative is needed")
     return decays
 
 
 def check_labels(y: Tensor, K: int) -> None:
     """ValueError unless `y` holds every one of the classes `0..K-1` and no other."""
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"y is {y.dtype}; labels are integers")
     if len(y) == 0 or y.min() < 0 or y.max() >= K:
         found = "no label" if len(y) == 0 else f"labels {int(y.min())} to {int(y.max())}"
         raise ValueError(f"y has {found}; they are 0..{K - 1}")
@@ -152,5 +169,5 @@ def check_labels(y: Tensor, K: int) -> None:
 def check_positive(**values: float) -> None:
     """ValueError that names the first value that is not a positive finite number."""
     for name, value in values.items():
-        if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value}: a positive number is needed")
+        if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value!r}: a positive number is needed")

@@ -1,0 +1,281 @@
+"""The unconstrained features models against the paper's sums, entry by entry in float64."""
+
+from itertools import product
+from math import exp, inf, log, nan
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lib.models import unconstrained
+from lib.models.unconstrained import activations, labels, objective, one_hot, scores
+
+quick = settings(max_examples=25, deadline=None)
+sizes = st.integers(1, 4)
+seeds = st.integers(0, 10**6)
+losses = st.sampled_from(unconstrained.LOSSES)
+
+
+@st.composite
+def models(draw, layers=None, runs=()):
+    """Features, weights, bias and decays of any small size; class sizes differ, samples are in no order."""
+    layers = draw(st.integers(1, 3)) if layers is None else layers
+    K, extra, *widths = draw(st.integers(2, 4)), draw(st.integers(0, 5)), *(draw(sizes) for _ in range(layers))
+    rng = np.random.default_rng(draw(seeds))
+    y = rng.permutation(np.r_[np.arange(K), rng.integers(K, size=extra)])
+    H = rng.standard_normal((*runs, widths[0], len(y)))
+    Ws = [rng.standard_normal((*runs, out, width)) for width, out in zip(widths, [*widths[1:], K], strict=True)]
+    lam_w, lam_h, lam_b = rng.uniform(0.01, 2, layers).tolist(), *rng.uniform(0.01, 2, 2).tolist()
+    H, y, b = torch.from_numpy(H), torch.from_numpy(y), torch.from_numpy(rng.standard_normal((*runs, K)))
+    decays = {"lam_w": lam_w, "lam_h": lam_h, "lam_b": lam_b}
+    return {"H": H, "Ws": [torch.from_numpy(W) for W in Ws], "y": y, "b": b} | decays
+
+
+def times(W, v):
+    return [sum(weight * entry for weight, entry in zip(row, v, strict=True)) for row in W.tolist()]
+
+
+def squares(tensor):
+    return sum(entry**2 for entry in tensor.flatten().tolist())
+
+
+def scores_by_hand(h, Ws, b, relu):
+    for i, W in enumerate(Ws, 1):
+        h = times(W, h)
+        h = [max(0.0, entry) for entry in h] if relu and i < len(Ws) else h
+    return h if b is None else [entry + shift for entry, shift in zip(h, b.tolist(), strict=True)]
+
+
+def by_hand(H, Ws, y, lam_w, lam_h, b=None, lam_b=0.0, relu=False, loss="mse"):
+    """(3), its decay of the bias included, with the scores of (23) and (24) in place of W h for several layers."""
+    K, total = len(Ws[-1]), 0.0
+    for h, label in zip(H.T.tolist(), y.tolist(), strict=True):
+        z = scores_by_hand(h, Ws, b, relu)
+        if loss == "mse":
+            total += sum((z[k] - (k == label)) ** 2 for k in range(K)) / 2
+        else:
+            total -= log(exp(z[label]) / sum(exp(entry) for entry in z))
+    decay = sum(lam / 2 * squares(W) for lam, W in zip(lam_w, Ws, strict=True)) + lam_h / 2 * squares(H)
+    return total / len(y) + decay + (0 if b is None else lam_b / 2 * squares(b))
+
+
+# Against the sums -----------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(models(), st.booleans(), st.booleans(), losses)
+def test_the_objective_is_the_papers_sum(model, relu, bias, loss):
+    model |= {} if bias else {"b": None}
+    value = objective(**model, relu=relu, loss=loss)
+    assert value.shape == () and value.dtype == torch.float64
+    assert value.item() == pytest.approx(by_hand(**model, relu=relu, loss=loss), rel=1e-12)
+
+
+@quick
+@given(st.integers(2, 4), sizes, sizes, seeds)
+def test_organised_samples_of_equal_number_give_equation_3_class_by_class(K, n, d, seed):
+    rng = np.random.default_rng(seed)
+    h, W, b = rng.standard_normal((K, n, d)), rng.standard_normal((K, d)), rng.standard_normal(K)
+    total = 0.0
+    for k, i, row in product(range(K), range(n), range(K)):
+        residual = sum(W[row, j] * h[k, i, j] for j in range(d)) + b[row] - (1.0 if row == k else 0.0)
+        total += residual**2 / (2 * K * n)
+    total += 0.3 / 2 * (W**2).sum() + 0.2 / 2 * (h**2).sum() + 0.1 / 2 * (b**2).sum()
+    H = torch.from_numpy(h.reshape(K * n, d).T.copy())
+    value = objective(H, [torch.from_numpy(W)], labels(K, n), 0.3, 0.2, torch.from_numpy(b), 0.1)
+    assert value.item() == pytest.approx(total, rel=1e-12)
+
+
+@quick
+@given(st.integers(1, 5), st.integers(1, 4))
+def test_organised_targets_are_the_kronecker_product_of_the_identity_and_a_row_of_ones(K, n):
+    Y = one_hot(labels(K, n), K)
+    assert Y.dtype == torch.float64
+    np.testing.assert_array_equal(Y.numpy(), np.kron(np.eye(K), np.ones((1, n))))
+
+
+@quick
+@given(models(layers=3), st.booleans())
+def test_activations_are_what_each_layer_multiplies(model, relu):
+    H, Ws, b = model["H"], model["Ws"], model["b"]
+    first, second, third = activations(H, Ws, relu)
+    assert first is H
+    for before, W, after in [(first, Ws[0], second), (second, Ws[1], third)]:
+        expected = np.array([times(W, column) for column in before.T.tolist()]).T
+        np.testing.assert_allclose(after.numpy(), np.maximum(expected, 0) if relu else expected, atol=1e-13)
+    expected = np.array([scores_by_hand(h, Ws, b, relu) for h in H.T.tolist()]).T
+    np.testing.assert_allclose(scores(H, Ws, b, relu).numpy(), expected, atol=1e-12)
+
+
+@quick
+@given(models(layers=1), losses)
+def test_one_layer_has_no_relu(model, loss):
+    assert len(activations(model["H"], model["Ws"])) == 1
+    assert objective(**model, relu=True, loss=loss) == objective(**model, loss=loss)
+
+
+@quick
+@given(models(), st.booleans(), losses, seeds)
+def test_the_order_of_the_samples_does_not_matter(model, relu, loss, seed):
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(model["y"])))
+    shuffled = model | {"H": model["H"][:, order], "y": model["y"][order]}
+    values = [objective(**version, relu=relu, loss=loss).item() for version in (model, shuffled)]
+    assert values[1] == pytest.approx(values[0], rel=1e-12)
+
+
+def test_zero_parameters_cost_what_chance_costs():
+    K, n, d = 5, 3, 6
+    H, W = torch.zeros(d, K * n, dtype=torch.float64), torch.zeros(K, d, dtype=torch.float64)
+    assert objective(H, [W], labels(K, n), 0.1, 0.1).item() == pytest.approx(0.5, abs=1e-15)
+    assert objective(H, [W], labels(K, n), 0.1, 0.1, loss="ce").item() == pytest.approx(log(K), abs=1e-15)
+    b = torch.full((K,), 1 / K, dtype=torch.float64)
+    assert objective(H, [W], labels(K, n), 0.1, 0.1, b=b).item() == pytest.approx((K - 1) / (2 * K), abs=1e-15)
+
+
+def test_cross_entropy_of_huge_scores_neither_overflows_nor_rounds_to_nan():
+    W = torch.eye(2, dtype=torch.float64)
+    H = 1e4 * torch.eye(2, dtype=torch.float64)
+    tiny = 1e-300  # weight decay that the sum does not notice
+    assert objective(H, [W], torch.tensor([0, 1]), tiny, tiny, loss="ce").item() == pytest.approx(0, abs=1e-12)
+    assert objective(H, [W], torch.tensor([1, 0]), tiny, tiny, loss="ce").item() == pytest.approx(1e4, rel=1e-12)
+
+
+@quick
+@given(models(layers=2), st.floats(0.01, 2))
+def test_one_decay_stands_for_all_layers(model, lam):
+    one, each = (objective(**model | {"lam_w": value}) for value in (lam, [lam, lam]))
+    assert one == each
+
+
+# Batches, gradients, types --------------------------------------------------------------------------------------------
+
+
+def run_of(model, *index):
+    return model | {"H": model["H"][index], "Ws": [W[index] for W in model["Ws"]], "b": model["b"][index]}
+
+
+@quick
+@given(models(runs=(2, 3)), st.booleans(), losses)
+def test_a_leading_batch_is_a_loop_over_runs(model, relu, loss):
+    values = objective(**model, relu=relu, loss=loss)
+    assert values.shape == (2, 3)
+    for r, s in product(range(2), range(3)):
+        alone = objective(**run_of(model, r, s), relu=relu, loss=loss).item()
+        assert values[r, s].item() == pytest.approx(alone, rel=1e-12)
+
+
+@quick
+@given(models(runs=(3,)), losses)
+def test_features_shared_by_all_runs_are_broadcast(model, loss):
+    values = objective(**model | {"H": model["H"][0]}, loss=loss)
+    for r in range(3):
+        alone = objective(**run_of(model, r) | {"H": model["H"][0]}, loss=loss).item()
+        assert values[r].item() == pytest.approx(alone, rel=1e-12)
+
+
+@quick
+@given(models(runs=(3,)), st.booleans(), losses)
+def test_vmap_maps_the_objective_over_runs(model, relu, loss):
+    def one(H, b, *Ws):
+        return objective(**model | {"H": H, "Ws": Ws, "b": b}, relu=relu, loss=loss)
+
+    mapped = torch.func.vmap(one)(model["H"], model["b"], *model["Ws"])
+    torch.testing.assert_close(mapped, objective(**model, relu=relu, loss=loss), rtol=1e-12, atol=0)
+
+
+@settings(max_examples=10, deadline=None)
+@given(models(), st.booleans(), losses)
+def test_the_gradient_is_that_of_finite_differences(model, relu, loss):
+    def risk(H, b, *Ws):
+        return objective(**model | {"H": H, "Ws": Ws, "b": b}, relu=relu, loss=loss)
+
+    inputs = [part.clone().requires_grad_() for part in (model["H"], model["b"], *model["Ws"])]
+    if relu:  # a finite difference across the kink means nothing
+        levels = activations(model["H"], model["Ws"], relu)
+        assume(all((W @ level).abs().min() > 1e-4 for W, level in zip(model["Ws"][:-1], levels, strict=False)))
+    assert torch.autograd.gradcheck(risk, inputs, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", unconstrained.LOSSES)
+def test_the_dtype_is_that_of_the_features(loss):
+    W, H = torch.eye(2), torch.ones(2, 4)
+    assert objective(H, [W], labels(2, 2), 0.1, 0.1, loss=loss).dtype == torch.float32
+    assert objective(H.double(), [W.double()], labels(2, 2), 0.1, 0.1, loss=loss).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("loss", unconstrained.LOSSES)
+def test_labels_of_any_integer_type_mean_the_same(dtype, loss):
+    W, H = torch.eye(3), torch.arange(18.0).reshape(3, 6) / 9
+    expected = objective(H, [W], labels(3, 2), 0.1, 0.1, loss=loss)
+    assert objective(H, [W], labels(3, 2).to(dtype), 0.1, 0.1, loss=loss) == expected
+
+
+@pytest.mark.parametrize("loss", unconstrained.LOSSES)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_nan_feature_makes_its_own_run_nan_and_no_other(loss, layers):
+    H, Ws = torch.ones(3, 2, 4), [torch.eye(2)] * layers
+    H[1, 0, 0] = nan
+    values = objective(H, Ws, labels(2, 2), 0.1, 0.1, relu=layers == 2, loss=loss)
+    assert values.isnan().tolist() == [False, True, False]
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+K, n, d = 3, 2, 4
+GOOD = {"H": torch.ones(d, K * n), "Ws": [torch.ones(d, d), torch.ones(K, d)], "y": labels(K, n)}
+GOOD |= {"lam_w": 0.1, "lam_h": 0.1}
+
+
+def test_the_example_of_the_messages_is_good():
+    assert objective(**GOOD).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.tensor([0, 0, 1, 1, 2, 3])}, r"y has labels 0 to 3; they are 0\.\.2"),
+        ({"y": torch.tensor([-1, 0, 1, 1, 2, 2])}, r"y has labels -1 to 2; they are 0\.\.2"),
+        ({"y": torch.tensor([0, 0, 0, 2, 2, 2])}, "class 1 has no sample"),
+        ({"y": torch.tensor([0, 0, 0, 1, 1, 1])}, "class 2 has no sample"),
+        ({"y": labels(K, n).float()}, r"y is torch\.float32; labels are integers"),
+        ({"y": labels(K, n) > 0}, r"y is torch\.bool; labels are integers"),
+        ({"y": labels(K, n + 1)}, r"y has shape \(9,\); H has N=6 columns"),
+        ({"y": labels(K, n).expand(2, -1)}, r"y has shape \(2, 6\); H has N=6 columns"),
+        ({"H": torch.ones(d, 0), "y": labels(K, 0)}, r"y has no label; they are 0\.\.2"),
+        ({"H": torch.ones(d + 1, K * n)}, r"W_1 has shape \(4, 4\), but what it multiplies has dimension 5"),
+        ({"H": torch.ones(d)}, r"H has shape \(4,\); a matrix per run is needed"),
+        ({"Ws": [torch.ones(5, d), torch.ones(K, d)]}, r"W_2 has shape \(3, 4\), but .* has dimension 5"),
+        ({"Ws": [torch.ones(d, d), torch.ones(d)]}, r"W_2 has shape \(4,\); a matrix per run is needed"),
+        ({"Ws": [torch.ones(2, d, d), torch.ones(3, K, d)]}, r"the leading dimensions .* \(2,\), 'W_2': \(3,\)"),
+        ({"Ws": [torch.ones(1, d)], "y": labels(1, 6)}, "K=1 rows: at least two classes"),
+        ({"Ws": []}, "Ws is empty"),
+        ({"Ws": torch.ones(K, d)}, r"Ws is one tensor of shape \(3, 4\): a list"),
+        ({"b": torch.ones(K + 1)}, r"b has shape \(4,\); K=3 entries are needed"),
+        ({"b": torch.tensor(1.0)}, r"b has shape \(\); K=3 entries are needed"),
+        ({"b": torch.ones(2, K), "H": torch.ones(3, d, K * n)}, r"the leading dimensions .* 'b': \(2,\)"),
+        ({"lam_w": 0.0}, r"lam_w\[0\]=0\.0: a positive number"),
+        ({"lam_w": [0.1, -0.2]}, r"lam_w\[1\]=-0\.2: a positive number"),
+        ({"lam_w": [0.1, inf]}, r"lam_w\[1\]=inf: a positive number"),
+        ({"lam_w": None}, r"lam_w\[0\]=None: a positive number"),
+        ({"lam_w": torch.tensor(0.1)}, r"lam_w\[0\]=tensor\(0\.1000\): a positive number"),
+        ({"lam_w": [0.1]}, "lam_w has 1 entries for 2 layers"),
+        ({"lam_w": np.array([0.1, 0.1, 0.1])}, "lam_w has 3 entries for 2 layers"),
+        ({"lam_h": -1.0}, r"lam_h=-1\.0: a positive number"),
+        ({"lam_h": nan}, "lam_h=nan: a positive number"),
+        ({"lam_b": -0.5}, r"lam_b=-0\.5: a number that is not negative"),
+        ({"lam_b": nan}, "lam_b=nan: a number that is not negative"),
+        ({"lam_b": None}, "lam_b=None: a number that is not negative"),
+        ({"loss": "hinge"}, "loss is 'hinge'; known are mse, ce"),
+    ],
+)
+def test_bad_input_is_one_clear_message(change, message):
+    with pytest.raises(ValueError, match=message):
+        objective(**GOOD | change)
+
+
+@pytest.mark.parametrize("lam", [np.float32(0.5), np.float64(0.5), np.array([0.5, 0.5]), (0.5, 0.5)])
+def test_decays_may_be_any_real_numbers(lam):
+    assert objective(**GOOD | {"lam_w": lam}) == objective(**GOOD | {"lam_w": 0.5})

@@ -1,0 +1,361 @@
+"""The closed forms of the extended unconstrained features models against the objective that they claim to minimise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib.models.unconstrained import labels, objective
+from lib.multistart import multistart
+from lib.theory import extended_ufm as theory
+
+quick = settings(max_examples=40, deadline=None)
+slow = settings(max_examples=6, deadline=None)
+
+sizes = st.tuples(st.integers(2, 6), st.integers(1, 6), st.integers(0, 2))  # K, n, d - K
+logs = st.floats(-2.0, 2.0)  # how a product of weight decays is shared out among them
+below_one = st.floats(0.02, 0.98)
+beyond_one = st.floats(1.02, 5.0)
+THRESHOLD = 0.5 ** (4 / 3)  # where the two-layer model's minimiser becomes zero
+LAST_ROOT = 0.75 * 0.25 ** (1 / 3)  # up to where its quartic has positive roots
+
+
+def one_layer_decays(K, n, c, share):
+    """lam_w and lam_h with K sqrt(n lam_h lam_w) = c."""
+    product = (c / K) ** 2 / n
+    return math.sqrt(product) * math.exp(share), math.sqrt(product) * math.exp(-share)
+
+
+def two_layer_decays(K, n, c, share, other):
+    """lam_w2, lam_w1, lam_h1 with K (n lam_w2 lam_w1 lam_h1)^(1/3) = c."""
+    geometric = c / K / n ** (1 / 3)
+    return geometric * math.exp(share), geometric * math.exp(other), geometric * math.exp(-share - other)
+
+
+def collapsed(means, n):
+    return means.repeat_interleave(n, dim=1)
+
+
+def centred(K):
+    return torch.eye(K, dtype=torch.float64) - 1 / K
+
+
+def gradient(risk, *parameters):
+    parameters = [q.clone().requires_grad_() for q in parameters]
+    return max(g.abs().max().item() for g in torch.autograd.grad(risk(*parameters), parameters))
+
+
+def one_layer_search(K, n, d, lam_w, lam_h, lam_b=None, starts=4, seed=0):
+    """Minima of the objective; `lam_b`: None for no bias."""
+    y, shapes = labels(K, n), [(K, d), (d, K * n)]
+    if lam_b is None:
+        return multistart(lambda W, H: objective(H, [W], y, lam_w, lam_h), shapes, starts, seed, (0.3, 1.0))
+
+    def risk(W, H, b):
+        return objective(H, [W], y, lam_w, lam_h, b, lam_b)
+
+    return multistart(risk, [*shapes, (K,)], starts, seed, (0.3, 1.0))
+
+
+def one_layer_weights(minimum, K, n, d, seed=0):
+    """Weights, features and bias as a closed form describes them, from its result alone."""
+    frame, centre = minimum.gram
+    root = math.sqrt(frame) * centred(K) + math.sqrt(centre) / K
+    normal = torch.randn(d, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    means = torch.linalg.qr(normal)[0] @ root
+    b = torch.full((K,), minimum.bias, dtype=torch.float64)
+    return minimum.alignment * means.T, collapsed(means, n), b
+
+
+# --- one layer ---
+
+
+@quick
+@given(sizes, st.floats(0.02, 3.0), logs)
+def test_without_a_bias_the_formula_is_the_best_of_all_orthogonal_frames(size, c, share):
+    K, n, _ = size
+    lam_w, lam_h = one_layer_decays(K, n, c, share)
+    minimum = theory.bias_free(K, n, lam_w, lam_h)
+    y, eye = labels(K, n), torch.eye(K, dtype=torch.float64)
+    a, r = torch.meshgrid(*(torch.linspace(0, 1.2, 61, dtype=torch.float64),) * 2, indexing="ij")
+    balance = (n * lam_h / lam_w) ** 0.25  # only spreads the grid where the minimum can lie
+    W, H = (a * balance)[..., None, None] * eye, collapsed(eye, n) * (r / balance)[..., None, None]
+    on_grid = objective(H, [W], y, lam_w, lam_h)
+    assert minimum.c == pytest.approx(c, rel=1e-12)
+    assert on_grid.min() >= minimum.objective - 1e-12
+    assert on_grid.min() <= minimum.objective + 2 * (1.2 / 60) ** 2
+    assert (minimum.rho == 0) == (c >= 1)
+
+
+@quick
+@given(sizes, st.floats(0.02, 3.0), logs, st.sampled_from([None, 0.0, 0.01, 0.1, 0.5, 1.0, 3.0, 1e3]))
+def test_the_described_weights_attain_the_minimum_and_are_stationary(size, c, share, lam_b):
+    K, n, extra = size
+    lam_w, lam_h = one_layer_decays(K, n, c, share)
+    if lam_b is None:
+        minimum, lam_b, free = theory.bias_free(K, n, lam_w, lam_h), 0.0, False
+    else:
+        formula = theory.free_bias if lam_b == 0 else lambda *args: theory.regularised_bias(*args, lam_b)
+        minimum, free = formula(K, n, lam_w, lam_h), True
+    W, H, b = one_layer_weights(minimum, K, n, K + extra)
+    y = labels(K, n)
+    if free:
+
+        def risk(W, H, b):
+            return objective(H, [W], y, lam_w, lam_h, b, lam_b)
+
+        parameters = (W, H, b)
+    else:
+        risk, parameters = lambda W, H: objective(H, [W], y, lam_w, lam_h), (W, H)
+        assert minimum.bias == 0
+    assert abs(risk(*parameters).item() - minimum.objective) < 1e-12
+    assert gradient(risk, *parameters) < 1e-12
+    assert H[:, 0].square().sum().item() == pytest.approx(minimum.rho, rel=1e-10, abs=1e-12)
+
+
+@slow
+@given(sizes, st.one_of(below_one, beyond_one), logs, st.sampled_from([None, 0.0, 1.0]))
+def test_no_search_finds_less_and_what_it_finds_is_the_predicted_frame(size, c, share, at):
+    """`at`: no bias, a free one, or one whose decay lies around the threshold c / (1 - c)."""
+    K, n, extra = size
+    lam_w, lam_h = one_layer_decays(K, n, c, share)
+    if at is None:
+        minimum, lam_b = theory.bias_free(K, n, lam_w, lam_h), None
+    elif at == 0.0:
+        minimum, lam_b = theory.free_bias(K, n, lam_w, lam_h), 0.0
+    else:
+        lam_b = math.exp(share) * c / abs(1 - c)
+        minimum = theory.regularised_bias(K, n, lam_w, lam_h, lam_b)
+    found = one_layer_search(K, n, K + extra, lam_w, lam_h, lam_b)
+    W, H = (q[found.values.argmin()] for q in found.parameters[:2])
+    assert abs(found.values.min().item() - minimum.objective) < 1e-9
+    frame, centre = minimum.gram
+    gram = H.T @ H
+    expected = torch.kron(frame * centred(K) + centre / K, torch.ones(n, n, dtype=torch.float64))
+    size_of_means = max(minimum.rho, math.sqrt(lam_w / (n * lam_h)) * 1e-3)
+    if abs(c - 1) > 0.05:  # next to the threshold the minimum is flat and a search stops early
+        assert (gram - expected).abs().max() < 1e-4 * size_of_means
+        assert (W - minimum.alignment * H[:, ::n].T).abs().max() < 1e-4 * minimum.alignment * math.sqrt(size_of_means)
+
+
+def test_frames_of_dimension_k_minus_1_suffice_with_a_free_bias():
+    minimum = theory.free_bias(4, 2, 0.02, 0.01)
+    found = one_layer_search(4, 2, 3, 0.02, 0.01, lam_b=0.0, starts=6)
+    assert abs(found.values.min().item() - minimum.objective) < 1e-10
+
+
+@quick
+@given(sizes, st.floats(0.02, 3.0), logs)
+def test_a_regularised_bias_lies_between_a_free_one_and_none(size, c, share):
+    K, n, _ = size
+    lam_w, lam_h = one_layer_decays(K, n, c, share)
+    ends = theory.free_bias(K, n, lam_w, lam_h), theory.bias_free(K, n, lam_w, lam_h)
+    path = [theory.regularised_bias(K, n, lam_w, lam_h, lam_b) for lam_b in np.geomspace(1e-9, 1e9, 25)]
+    for end, last in zip(ends, (path[0], path[-1]), strict=True):
+        assert np.allclose([*end[1:3], *end.gram, end.bias, end.objective], [
+            *last[1:3], *last.gram, last.bias, last.objective], rtol=1e-6, atol=1e-8 * max(1, ends[1].rho))  # fmt: skip
+    for before, after in zip(path, path[1:], strict=False):
+        assert after.objective >= before.objective - 1e-15
+        assert after.gram[0] == before.gram[0] and after.gram[1] >= before.gram[1]
+        assert after.bias <= before.bias
+
+
+@quick
+@given(sizes, below_one, logs, st.floats(-0.7, 0.7))
+def test_the_frame_is_a_simplex_up_to_the_decay_c_over_1_minus_c_and_not_beyond(size, c, share, step):
+    K, n, _ = size
+    lam_w, lam_h = one_layer_decays(K, n, c, share)
+    lam_b = c / (1 - c) * math.exp(step)
+    centre = theory.regularised_bias(K, n, lam_w, lam_h, lam_b).gram[1]
+    assert (centre > 0) == (step > 0) or abs(step) < 1e-9
+
+
+# --- two layers ---
+
+
+def scalar_cost(x, c):
+    return (1 - x**3) ** 2 / 2 + 1.5 * c * x**2
+
+
+def best_on_a_grid(c):
+    """The lowest value of the scalar cost and where it lies, from a fine grid."""
+    x = np.linspace(0, 1.1, 200_001)
+    cost = scalar_cost(x, c)
+    return cost.min(), x[cost.argmin()]
+
+
+@quick
+@given(sizes, st.one_of(st.floats(0.005, 1.5), st.floats(0.39, 0.404), st.floats(0.46, 0.48)), logs, logs)
+def test_two_layers_have_the_minimum_of_one_singular_value(size, c, share, other):
+    K, n, _ = size
+    decays = two_layer_decays(K, n, c, share, other)
+    minimum = theory.two_layer(K, n, *decays)
+    value, x = best_on_a_grid(c)
+    assert minimum.c == pytest.approx(c, rel=1e-12)
+    assert 0 <= value - minimum.objective + 1e-14 < 1e-9
+    if abs(c - THRESHOLD) > 1e-6:
+        assert minimum.score == pytest.approx(x**3, abs=1e-4)
+        assert (minimum.score > 0) == (c < THRESHOLD)
+
+
+@quick
+@given(sizes, st.floats(0.005, 0.99 * THRESHOLD), logs, logs, st.booleans())
+def test_the_described_two_layer_weights_attain_the_minimum_and_are_stationary(size, c, share, other, relu):
+    K, n, extra = size
+    decays = two_layer_decays(K, n, c, share, other)
+    minimum, d, y = theory.two_layer(K, n, *decays), K + extra, labels(K, n)
+    R = torch.eye(d, K, dtype=torch.float64) if relu else theory.orthogonal_frame(d, K, seed=1)
+    R_1 = theory.orthogonal_frame(d, K, seed=2)
+    W2, W1 = minimum.sigma_w2 * R.T, minimum.sigma_w1 * R @ R_1.T
+    H = collapsed(minimum.sigma_h1 * R_1, n)
+
+    def risk(W2, W1, H):
+        return objective(H, [W1, W2], y, [decays[1], decays[0]], decays[2], relu=relu)
+
+    assert abs(risk(W2, W1, H).item() - minimum.objective) < 1e-12
+    scale = max(q.abs().max().item() for q in (W2, W1, H))
+    assert relu or gradient(risk, W2, W1, H) < 1e-12 * max(1.0, scale)
+    torch.testing.assert_close(W2 @ W1 @ H[:, ::n], minimum.score * torch.eye(K).double(), rtol=0, atol=1e-12)
+    terms = [decays[0] * minimum.sigma_w2**2, decays[1] * minimum.sigma_w1**2, n * decays[2] * minimum.sigma_h1**2]
+    assert np.allclose(terms, terms[0], rtol=1e-12)
+
+
+@slow
+@given(st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(0, 2)), st.floats(0.05, 0.6), logs, logs,
+       st.booleans())  # fmt: skip
+def test_no_search_over_two_layers_finds_less(size, c, share, other, relu):
+    K, n, extra = size
+    decays, d, y = two_layer_decays(K, n, c, share / 2, other / 2), K + extra, labels(K, n)
+
+    def risk(W2, W1, H):
+        return objective(H, [W1, W2], y, [decays[1], decays[0]], decays[2], relu=relu)
+
+    found = multistart(risk, [(K, d), (d, d), (d, K * n)], 8, 0, (0.05, 1.0, 2.0, 3.0), max_iter=800)
+    assert found.values.min().item() > theory.two_layer(K, n, *decays).objective - 1e-9
+
+
+def test_a_search_over_two_layers_finds_the_predicted_frames():
+    K, n, d, decays = 3, 2, 4, (0.03, 0.02, 0.01)
+    y = labels(K, n)
+
+    def risk(W2, W1, H):
+        return objective(H, [W1, W2], y, [decays[1], decays[0]], decays[2])
+
+    found = multistart(risk, [(K, d), (d, d), (d, K * n)], 12, 0, (1.0, 2.0, 3.0))
+    W2, W1, H = (q[found.values.argmin()] for q in found.parameters)
+    minimum, eye = theory.two_layer(K, n, *decays), torch.eye(K, dtype=torch.float64)
+    assert abs(found.values.min().item() - minimum.objective) < 1e-12
+    for gram, sigma in ((W2 @ W2.T, minimum.sigma_w2), (H[:, ::n].T @ H[:, ::n], minimum.sigma_h1)):
+        torch.testing.assert_close(gram, sigma**2 * eye, rtol=0, atol=1e-6 * sigma**2)
+    torch.testing.assert_close(torch.linalg.svdvals(W1)[:K], minimum.sigma_w1 * torch.ones(K).double())
+
+
+@quick
+@given(sizes, st.floats(0.01, 1.0), logs, logs)
+def test_the_quartic_has_the_positive_roots_that_a_sign_count_finds(size, c, share, other):
+    K, n, _ = size
+    lam_w2, lam_w1, lam_h1 = decays = two_layer_decays(K, n, c, share, other)
+    roots = theory.quartic_roots(K, n, *decays)
+
+    def quartic(s):
+        return lam_w2 * s**4 - math.sqrt(n * lam_w1 * lam_h1) * s + K * n * lam_w1 * lam_h1
+
+    grid = np.linspace(0, 1.5, 30_001) * math.sqrt(c / K / lam_w2)
+    changes = int((np.diff(np.sign(quartic(grid))) != 0).sum())
+    if abs(c - LAST_ROOT) > 1e-6:
+        assert len(roots) == changes == (2 if c < LAST_ROOT else 0)
+    assert np.all(np.diff(roots) > 0) and np.all(np.abs(quartic(roots)) < 1e-9 * K * n * lam_w1 * lam_h1)
+    if c < THRESHOLD:
+        assert theory.two_layer(K, n, *decays).sigma_w2 == pytest.approx(roots[-1], rel=1e-9)
+
+
+@quick
+@given(st.floats(1e-6, LAST_ROOT - 1e-9))
+def test_the_larger_root_is_the_scalar_functions_local_minimum_and_the_smaller_its_maximum(c):
+    x = theory.larger_root(c)
+    assert abs(x**4 - x + c) < 1e-14
+
+    def curvature(x):
+        return 15 * x**4 - 6 * x + 3 * c  # of (1 - x^3)^2 / 2 + 3 c x^2 / 2, by hand
+
+    assert curvature(x) >= -1e-7
+    smaller = min(np.roots([1, 0, 0, -1, c]), key=lambda z: abs(z - c)).real
+    assert smaller <= x + 1e-7 and curvature(smaller) <= 1e-4
+    assert (scalar_cost(x, c) < 0.5) == (c < THRESHOLD) or abs(c - THRESHOLD) < 1e-9
+
+
+def test_the_threshold_is_where_frame_and_zero_cost_the_same():
+    assert abs(theory.TWO_LAYER_THRESHOLD - THRESHOLD) < 1e-15
+    x = 0.5 ** (1 / 3)
+    assert x**4 - x + THRESHOLD == pytest.approx(0, abs=1e-15)
+    assert scalar_cost(x, THRESHOLD) == pytest.approx(0.5, abs=1e-15)
+
+
+# --- noise, frames, bad input ---
+
+
+@quick
+@given(st.integers(2, 6), st.floats(0.05, 0.9), logs, st.floats(0.0, 3.0))
+def test_noise_of_given_covariance_shrinks_the_ridge_solution_by_the_factor(K, c, share, sigma):
+    lam_w, lam_h = one_layer_decays(K, 1, c, share)
+    d, size = K + 1, math.sqrt((1 - c) * math.sqrt(lam_w / lam_h))
+    means = size * theory.orthogonal_frame(d, K, seed=3)
+
+    def solve(variance):
+        return torch.linalg.solve(
+            means @ means.T / K + (variance + lam_w) * torch.eye(d, dtype=torch.float64), means / K
+        )
+
+    factor = theory.noisy_classifier_factor(K, lam_w, lam_h, sigma)
+    torch.testing.assert_close(solve(sigma**2), factor * solve(0.0), rtol=1e-9, atol=1e-12)
+
+
+@quick
+@given(st.integers(1, 6), st.integers(0, 4), st.integers(0, 10**6))
+def test_frames_are_orthonormal_and_a_seed_means_one_frame(K, extra, seed):
+    R = theory.orthogonal_frame(K + extra, K, seed)
+    assert R.dtype == torch.float64
+    assert (R.T @ R - torch.eye(K)).abs().max() < 1e-13
+    assert torch.equal(R, theory.orthogonal_frame(K + extra, K, seed))
+
+
+ONE_LAYER = {"K": 3, "n": 2, "lam_w": 0.1, "lam_h": 0.1}
+TWO_LAYERS = {"K": 3, "n": 2, "lam_w2": 0.1, "lam_w1": 0.1, "lam_h1": 0.1}
+FORMULAS = [
+    (theory.bias_free, ONE_LAYER),
+    (theory.free_bias, ONE_LAYER),
+    (theory.regularised_bias, {**ONE_LAYER, "lam_b": 0.1}),
+    (theory.two_layer, TWO_LAYERS),
+    (theory.quartic_roots, TWO_LAYERS),
+    (theory.noisy_classifier_factor, {"K": 3, "lam_w": 0.1, "lam_h": 0.1, "sigma": 0.1}),
+]
+BAD = [
+    (formula, good, name, bad)
+    for formula, good in FORMULAS
+    for name in good
+    for bad in ({"K": [1, 0, -2], "n": [0, -1], "sigma": [-0.1, math.nan]}.get(name, [0.0, -0.1, math.nan, math.inf]))
+]
+
+
+@pytest.mark.parametrize(
+    ("formula", "good", "name", "bad"), BAD, ids=[f"{f.__name__}-{name}-{bad}" for f, _, name, bad in BAD]
+)
+def test_bad_arguments_are_named(formula, good, name, bad):
+    formula(**good)
+    with pytest.raises(ValueError, match=rf"{name}={bad}"):
+        formula(**{**good, name: bad})
+
+
+def test_what_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="d=2, K=3"):
+        theory.orthogonal_frame(2, 3)
+    with pytest.raises(ValueError, match="d=2, K=3"):
+        theory.check_sizes(3, 1, d=2)
+    for c in (0.0, -0.1, 0.4725, math.nan):
+        with pytest.raises(ValueError, match="c="):
+            theory.larger_root(c)
+    with pytest.raises(ValueError, match="below 1"):
+        theory.noisy_classifier_factor(4, 0.5, 0.5, 0.1)
