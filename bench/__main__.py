@@ -1,4 +1,4 @@
-"""`python -m bench [solver|pipeline] [--full]`: both groups unless one is named.
+"""`python -m bench [GROUP] [--full]`: all groups unless one is named.
 
 Every figure is a ratio or a time measured in this run, on this machine; times of short things are medians of several.
 """
@@ -9,19 +9,20 @@ import argparse
 
 from rich.console import Console
 
-from bench import pipeline, solver
+from bench import ensemble, measure, networks, pipeline, solver
+
+GROUPS = {"solver": solver, "ensemble": ensemble, "measure": measure, "networks": networks, "pipeline": pipeline}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("group", nargs="?", choices=["solver", "pipeline"], help="measure this group only")
-    parser.add_argument("--full", action="store_true", help="run SGD to the end of its schedule")
+    parser.add_argument("group", nargs="?", choices=GROUPS, help="measure this group only")
+    parser.add_argument("--full", action="store_true", help="run the solver's SGD to the end of its schedule")
     options = parser.parse_args()
     console = Console()
-    if options.group in (None, "solver"):
-        solver.run(console, options.full)
-    if options.group in (None, "pipeline"):
-        pipeline.run(console)
+    for name, group in GROUPS.items():
+        if options.group in (None, name):
+            group.run(console, **({"full": options.full} if name == "solver" else {}))
 
 
 main()

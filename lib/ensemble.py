@@ -103,18 +103,22 @@ def gradient_descent(
     Raises
     ------
     ValueError
-        As the objective, for weights that are not those of R runs, for a learning rate or a number of steps that is
-        not positive, and for a negative `every` or `tolerance`.
+        As the objective, for weights that are not those of R runs or not finite, for a learning rate or a number of
+        steps that is not positive, and for a negative `every` or `tolerance`.
     FloatingPointError
         If a run diverges, found at the next call of `watch` or at the end.
     """
     decays = check(start.H, start.Ws, y, lam_w, lam_h, start.b, lam_b)
     R, K = len(start.H), start.Ws[-1].shape[-2]
-    for name, part in ({"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}).items():
+    parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
+    for name, part in parts.items():
         if part.ndim != 3 or len(part) != R:
             raise ValueError(f"{name} has shape {tuple(part.shape)}; three dimensions are needed, the first for runs")
     if start.b is not None and start.b.shape != (R, K):
         raise ValueError(f"b has shape {tuple(start.b.shape)}; {(R, K)} is needed")
+    for name, part in (parts if start.b is None else parts | {"b": start.b}).items():
+        if not torch.isfinite(part).all():
+            raise ValueError(f"{name} has {int((~torch.isfinite(part)).sum())} entries that are not finite")
     if not learning_rate > 0:
         raise ValueError(f"learning_rate={learning_rate}: a positive number is needed")
     if steps < 1:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 
@@ -67,6 +68,7 @@ def multistart(
         return value.item(), gradient.numpy()
 
     options = {"maxiter": max_iter, "maxfun": 2 * max_iter, "ftol": 0.0, "gtol": 1e-11, "maxcor": 30}
-    found = minimize(total, z.ravel(), jac=True, method="L-BFGS-B", options=options)
+    with threadpool_limits(1):  # L-BFGS works on vectors that are too short to be shared between cores
+        found = minimize(total, z.ravel(), jac=True, method="L-BFGS-B", options=options)
     parameters = split(torch.from_numpy(found.x))
     return Minima(batched(*parameters), parameters, float(np.abs(found.jac).max()))

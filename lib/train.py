@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_COLUMNS = ("epoch", "objective", "loss", "accuracy", "lr", "seconds")  # of a row, before what the callback adds
 
 
 def train(
@@ -65,11 +66,13 @@ def train(
     seed
         Of the order of the samples.
     callback
-        Called with the number of each finished epoch, and with 0 before the first. The mapping that it may return (text
-        to plain numbers, text, or lists and dictionaries of these) becomes part of that epoch's row.
+        Called with the number of each finished epoch, and with 0 before the first; not again for the epochs of a
+        checkpoint. The mapping that it may return (text to plain numbers, text, or lists and dictionaries of these;
+        under other names than those of the row) becomes part of that epoch's row.
     checkpoint, checkpoint_every, resume
         A file that is replaced as a whole after every `checkpoint_every` epochs. If it exists and `resume` is true, the
-        run goes on from there, on the CPU to exactly the result of a run that was never interrupted.
+        run goes on from there, on the CPU to exactly the result of a run that was never interrupted (unless the model
+        draws random numbers itself).
     mixed_precision
         Autocast to bfloat16 in the network; by default on a GPU only.
     channels_last
@@ -86,10 +89,10 @@ def train(
     Raises
     ------
     ValueError
-        For a number out of its range, labels or shapes that do not fit, and a checkpoint that is damaged or belongs to
-        another run.
+        For a number out of its range, inputs that are not finite, labels or shapes that do not fit, a callback's entry
+        that cannot be kept, and a checkpoint that is damaged or belongs to another run.
     FloatingPointError
-        If the loss of an epoch is not finite; it names the epoch.
+        If the loss of an epoch, or the objective at its end, is not finite; it names the epoch.
     """
     _check(x, y, epochs, learning_rate, milestones, gamma, weight_decay, momentum, batch_size, checkpoint_every)
     device, on_gpu = x.device, x.device.type == "cuda"
@@ -98,7 +101,7 @@ def train(
     # writes where it should not, with an odd batch and several threads (torch 2.13)
     channels_last = (on_gpu if channels_last is None else channels_last) and x.ndim == 4
     model.to(device, memory_format=torch.channels_last if channels_last else torch.preserve_format)
-    _check_labels(model, x, y)
+    scores = _first_scores(model, x, y)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(parameters, learning_rate, momentum, weight_decay=weight_decay, fused=True)
@@ -111,14 +114,17 @@ def train(
         run = {
             "epochs": epochs, "learning_rate": learning_rate, "milestones": list(milestones), "gamma": gamma,
             "weight_decay": weight_decay, "momentum": momentum, "batch_size": batch_size, "seed": seed,
-            "loss": getattr(loss, "__name__", type(loss).__name__), "mixed_precision": mixed_precision,
+            "loss": getattr(loss, "__name__", type(loss).__name__), "loss of fixed scores": _probe(loss, scores, y),
+            "mixed_precision": mixed_precision,
             "data": _digest([x, y]), "initial weights": _digest(model.state_dict().values()),
         }  # fmt: skip
         if resume and checkpoint.exists():
             history = _restore(checkpoint, run, model, optimiser, schedule, order)
 
     def report(row: dict) -> None:
-        row.update((callback(row["epoch"]) if callback else None) or {})
+        found = (callback(row["epoch"]) if callback else None) or {}
+        _check_found(found, row["epoch"], kept=checkpoint is not None)
+        row.update(found)
         if len(row) > 1:
             history.append(row)
 
@@ -127,13 +133,12 @@ def train(
     first = history[-1]["epoch"] + 1 if history else 1
     if not history:
         report({"epoch": 0})
-    tune = torch.backends.cudnn.flags(enabled=True, benchmark=True) if on_gpu else contextlib.nullcontext()
     for epoch in _bar(range(first, epochs + 1), epochs, progress):
         model.train()
         began, lr = time.perf_counter(), schedule.get_last_lr()[0]
         total = torch.zeros(2, dtype=torch.float64, device=device)  # loss and correct answers, summed over samples
         shuffled = torch.randperm(len(y), generator=order).to(device)
-        with tune:
+        with _fastest_convolutions():
             for batch in shuffled.tensor_split(math.ceil(len(y) / batch_size)):
                 images, labels = inputs[batch], y[batch]
                 with torch.autocast(device.type, torch.bfloat16, enabled=mixed_precision):
@@ -147,9 +152,10 @@ def train(
                     total += torch.stack([value * len(batch), (scores.argmax(1) == labels).sum()])
         schedule.step()
         mean_loss, accuracy = (total / len(y)).tolist()
-        if not math.isfinite(mean_loss):
-            raise FloatingPointError(f"epoch {epoch}: the loss is {mean_loss}; learning_rate = {lr} may be too large")
         objective = mean_loss + penalty(model, weight_decay)
+        if not math.isfinite(objective):  # weights that the last step blew up show here, and only here
+            what = f"the loss is {mean_loss}, the objective {objective}"
+            raise FloatingPointError(f"epoch {epoch}: {what}; learning_rate = {lr} may be too large")
         seconds = time.perf_counter() - began
         report({"epoch": epoch, "objective": objective, "loss": mean_loss, "accuracy": accuracy, "lr": lr,
                 "seconds": seconds})  # fmt: skip
@@ -167,15 +173,34 @@ def penalty(model: nn.Module, weight_decay: float) -> float:
 @torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, batch_size: int = 1000) -> dict[str, float]:
     """Mean `loss` and `accuracy` of the model in evaluation mode on inputs `(N, ...)` and labels `(N,)`."""
-    was_training = model.training
-    model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=x.device)
-    for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
-        scores = model(images)
-        total += torch.stack([loss(scores, labels) * len(labels), (scores.argmax(1) == labels).sum()])
-    model.train(was_training)
+    with _evaluating(model):
+        for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
+            scores = model(images)
+            total += torch.stack([loss(scores, labels) * len(labels), (scores.argmax(1) == labels).sum()])
     mean_loss, accuracy = (total / len(y)).tolist()
     return {"loss": mean_loss, "accuracy": accuracy}
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module):
+    """Evaluation mode, and afterwards the mode that each part of the model had."""
+    training = {module: module.training for module in model.modules()}
+    try:
+        yield model.eval()
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _fastest_convolutions():
+    """cuDNN tries its algorithms on each new shape and keeps the fastest; a CPU does not notice."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _check(x, y, epochs, learning_rate, milestones, gamma, weight_decay, momentum, batch_size, checkpoint_every):
@@ -195,16 +220,41 @@ def _check(x, y, epochs, learning_rate, milestones, gamma, weight_decay, momentu
         raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)}: (N, ...) and (N,) with N >= 1 are needed")
     if x.device != y.device:
         raise ValueError(f"x is on {x.device} and y on {y.device}: one device is needed")
+    if y.dtype != torch.int64:
+        raise ValueError(f"y is {y.dtype}: labels are int64")
+    if not torch.isfinite(x).all():
+        raise ValueError(f"x has {int((~torch.isfinite(x)).sum())} entries that are not finite")
 
 
-def _check_labels(model, x, y):
-    was_training = model.training
-    with torch.no_grad():
-        K = model.eval()(x[:1]).shape[-1]
-    model.train(was_training)
+def _check_found(found: Mapping, epoch: int, kept: bool) -> None:
+    """What a callback returned, before an epoch is lost to it."""
+    for name, value in found.items():
+        if name in _COLUMNS:
+            raise ValueError(f"callback({epoch}) returned {name!r}: the row has a column of this name")
+        if kept and not _is_plain(value):
+            raise ValueError(
+                f"callback({epoch}) returned {name!r} of type {type(value).__name__}: "
+                "a checkpoint keeps plain numbers, text, and lists and dictionaries of these"
+            )
+
+
+def _is_plain(value) -> bool:
+    if type(value) is dict:
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, float, str, type(None))  # not NumPy's float64, which is a float but loads as none
+
+
+def _first_scores(model, x, y) -> Tensor:
+    """Scores `(1, K)` of the first sample, once they are found to have a column for each label."""
+    with torch.no_grad(), _evaluating(model):
+        scores = model(x[:1])
+    K = scores.shape[-1]
     low, high = y.min().item(), y.max().item()
     if low < 0 or high >= K:
         raise ValueError(f"y has labels from {low} to {high}: the model has {K} outputs, so 0..{K - 1} are allowed")
+    return scores
 
 
 def _bar(epochs, total, progress):
@@ -216,6 +266,14 @@ def _bar(epochs, total, progress):
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@torch.no_grad()
+def _probe(loss: Loss, scores: Tensor, y: Tensor) -> float:
+    """A value that tells losses of one name apart: two lambdas, or one class with other options."""
+    y = y[: scores.shape[-1]]
+    fixed = torch.randn(len(y), scores.shape[-1], generator=torch.Generator().manual_seed(0), dtype=scores.dtype)
+    return float(f"{loss(fixed.to(scores.device), y).item():.5g}")
 
 
 def _digest(tensors) -> str:
@@ -249,9 +307,9 @@ def _restore(path, run, model, optimiser, schedule, order):
         state = torch.load(path, map_location="cpu", weights_only=True)
         found = state["run"]
         for name in run:
-            if found[name] != run[name]:
+            if found.get(name) != run[name]:
                 raise ValueError(
-                    f"{path}: this checkpoint has {name} = {found[name]!r}, the run {run[name]!r}; "
+                    f"{path}: this checkpoint has {name} = {found.get(name)!r}, the run {run[name]!r}; "
                     "give another path, or resume=False to start anew"
                 )
         model.load_state_dict(state["model"])

@@ -286,6 +286,9 @@ def test_wrong_parameters_are_named(changes, message):
         (lambda s: Runs(s.H, s.Ws, s.b[0]), "b has shape"),
         (lambda s: Runs(s.H, s.Ws, s.b[:, 1:]), "b has shape"),
         (lambda s: Runs(s.H, [], s.b), "Ws is empty"),
+        (lambda s: Runs(s.H / 0, s.Ws, s.b), "H has .* entries that are not finite"),
+        (lambda s: Runs(s.H, [s.Ws[0], s.Ws[1] * math.nan], s.b), "W_2 has 45 entries that are not finite"),
+        (lambda s: Runs(s.H, s.Ws, s.b * math.inf), "b has 9 entries that are not finite"),
     ],
 )
 def test_weights_that_are_not_those_of_runs_are_named(spoil, message):

@@ -473,6 +473,25 @@ def test_a_small_spread_far_from_the_origin_survives_float32(ordered):
     assert metrics.nc1(H.double(), y).item() == pytest.approx(nc1_by_hand(H.double(), y), rel=1e-6)
 
 
+def test_means_that_were_read_stay_as_they_were_when_more_batches_come():
+    H, y = cloud(0)
+    statistics = ClassStatistics(3, 4)
+    statistics.update(H, y)
+    means = statistics.means
+    statistics.update(H + 1, y)
+    torch.testing.assert_close(means, metrics.class_means(H, y)[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+def test_statistics_of_float32_features_whose_squares_float32_cannot_hold(size):
+    H, y = cloud(0, n=60)
+    statistics = ClassStatistics(3, 4)
+    for rows in (slice(0, 40), slice(40, 60)):
+        statistics.update((size * H[rows]).float(), y[rows])
+    assert statistics.nc1() == pytest.approx(nc1_by_hand(H, y), rel=1e-4)
+    assert statistics.relative_spread() == pytest.approx(metrics.relative_spread(H, y), rel=1e-4)
+
+
 def test_statistics_of_more_rows_than_are_centred_at_a_time():
     H, y = cloud(1, n=2 * streaming.ROWS + 7)
     statistics = ClassStatistics(3, 4)
@@ -583,6 +602,23 @@ def test_tokens_are_averaged_over_their_positions():
     assert row["d"] == 4 and row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-9)
 
 
+class Caching(nn.Linear):
+    """Keeps a tensor for later at its first pass, as models with position tables do."""
+
+    table = None
+
+    def forward(self, x):
+        self.table = torch.ones_like(x[:1]) if self.table is None else self.table
+        return super().forward(x * self.table)
+
+
+def test_a_model_can_be_trained_on_with_what_it_kept_from_the_measurement():
+    (x, y), model = cloud(0), Caching(4, 3).double()
+    metrics.measure(model, [(x, y)])
+    model(x.requires_grad_()).sum().backward()
+    assert model.weight.grad is not None
+
+
 class Broken(nn.Module):
     def forward(self, x):
         raise RuntimeError("broken")
@@ -661,6 +697,7 @@ CLOUDS = [metrics.class_means, metrics.relative_spread, metrics.directional_spre
         (torch.tensor([[1.0, float("nan")], [1.0, float("inf")]]), torch.tensor([0, 1]), "2 entries"),
         (H, torch.tensor([0, 2, 2, 0]), "class 1 has no sample"),
         (H, torch.tensor([0, -1, 1, 0]), "label -1"),
+        (H, torch.tensor([0, 1, 1, 10**12]), "label 1000000000000, and 4 samples: a class has no sample"),
         (H, y[:3], r"\(4, 2\).*\(3,\)"),
         (H, y[:, None], r"\(4, 2\).*\(4, 1\)"),
         (H[:, 0], y, r"\(4,\).*\(4,\)"),
@@ -742,6 +779,7 @@ def test_what_does_not_fit_is_refused(call, message):
         ({"K": 4}, "class 3 has no sample"),
         ({"K": 4, "nc4": True}, "3 rows and K is 4"),
         ({"loader": iter(batches()), "nc4": True}, "read once"),
+        ({"layers": "conv", "nc4": True}, r"nc4 is measured of 'penultimate', which is not among .*'conv'"),
         ({"loader": []}, "no batch"),
         ({"loader": [(images()[0] * float("nan"), images()[1])]}, "200 entries that are not finite"),
     ],

@@ -1,10 +1,12 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lib import metrics
 from lib import train as module
 from lib.losses import squared_error
 from lib.models.networks import resnet18
@@ -153,6 +155,30 @@ def test_a_progress_bar_counts_the_epochs_and_changes_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_cudnn_looks_for_the_fastest_convolution_in_every_epoch_and_for_nobody_else(monkeypatch, before):
+    x, y = blobs()
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    seen = []
+
+    class Recorder(nn.Linear):
+        def forward(self, batch):
+            if self.training:
+                seen.append(torch.backends.cudnn.benchmark)
+            return super().forward(batch)
+
+    train(Recorder(4, 3), x, y, F.cross_entropy, 3, 0.1, batch_size=len(y))
+    assert seen == [True] * 3 and torch.backends.cudnn.benchmark is before
+
+
+def test_evaluate_leaves_frozen_parts_of_a_model_frozen():
+    x, y = images()
+    model = resnet18(3, 1, 1 / 16)
+    model.bn1.eval()
+    evaluate(model, x, y, F.cross_entropy)
+    assert model.training and model.layer1.training and not model.bn1.training
+
+
 def test_evaluate_averages_over_samples_whatever_the_batches():
     x, y = blobs(23)
     model = linear()
@@ -206,6 +232,16 @@ def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(tmp_path, ev
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_a_run_of_several_epochs_learns_and_resumes(tmp_path):
+    data = tuple(part.to("cuda") for part in images())
+    with pytest.raises(Stopped):
+        run(resnet18(3, 1, 1 / 16), tmp_path / "run.pt", stop_after(4), data)
+    history = run(resnet18(3, 1, 1 / 16), tmp_path / "run.pt", data=data)
+    assert [row["epoch"] for row in history] == list(range(7))
+    assert history[-1]["loss"] < history[1]["loss"]
+
+
 def test_a_finished_run_is_read_back_without_training(tmp_path):
     first, second = resnet18(3, 1, 1 / 16), resnet18(3, 1, 1 / 16)
     history = run(first, tmp_path / "run.pt")
@@ -239,6 +275,47 @@ def test_a_checkpoint_of_other_data_or_of_another_network_is_refused(tmp_path):
     nn.init.zeros_(other.bias)
     with pytest.raises(ValueError, match="has initial weights = "):
         run(other, tmp_path / "run.pt", data=(x, y))
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (lambda scores, y: F.cross_entropy(scores, y), lambda scores, y: 2 * F.cross_entropy(scores, y)),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1)),
+    ],
+    ids=["two lambdas", "two options"],
+)
+def test_a_checkpoint_of_another_loss_of_the_same_name_is_refused(tmp_path, first, second):
+    x, y = blobs()
+    history = train(linear(), x, y, first, 2, 0.1, checkpoint=tmp_path / "run.pt")
+    assert train(linear(), x, y, first, 2, 0.1, checkpoint=tmp_path / "run.pt") == history
+    with pytest.raises(ValueError, match="this checkpoint has loss of fixed scores = "):
+        train(linear(), x, y, second, 2, 0.1, checkpoint=tmp_path / "run.pt")
+
+
+@pytest.mark.parametrize(
+    "value, kind",
+    [
+        (np.float64(1), "float64"),
+        (torch.tensor(1.0), "Tensor"),
+        ([{"deep": np.int64(1)}], "list"),
+        (metrics.Measures(), "Measures"),
+    ],
+)
+def test_what_a_checkpoint_could_not_give_back_is_refused_before_the_first_epoch(tmp_path, value, kind):
+    x, y = blobs()
+    settings = {"loss": F.cross_entropy, "epochs": 2, "learning_rate": 0.1, "callback": lambda epoch: {"mine": value}}
+    with pytest.raises(ValueError, match=rf"callback\(0\) returned 'mine' of type {kind}"):
+        train(linear(), x, y, **settings, checkpoint=tmp_path / "run.pt")
+    assert train(linear(), x, y, **settings)[0]["mine"] is value
+
+
+def test_a_callback_is_not_called_again_for_the_epochs_of_a_checkpoint(tmp_path):
+    data, seen = blobs(24, 3, 64), []
+    with pytest.raises(Stopped):
+        run(linear(d=64), tmp_path / "run.pt", stop_after(4), data=data)
+    run(linear(d=64), tmp_path / "run.pt", seen.append, data=data)
+    assert seen == [4, 5, 6]
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: b"not a checkpoint"])
@@ -289,6 +366,8 @@ def test_a_checkpoint_that_cannot_be_written_whole_leaves_the_last_one(tmp_path,
         ({"gamma": 0.0}, "gamma = 0.0"),
         ({"checkpoint_every": 0}, "checkpoint_every = 0"),
         ({"y": torch.zeros(59, dtype=torch.long)}, "are needed"),
+        ({"y": torch.zeros(60)}, "y is torch.float32: labels are int64"),
+        ({"callback": lambda epoch: {"loss": 0.0}}, r"callback\(0\) returned 'loss'"),
     ],
 )
 def test_impossible_settings_are_refused_before_any_work(changes, message):
@@ -304,6 +383,20 @@ def test_a_label_without_an_output_is_refused(label):
     y[7] = label
     with pytest.raises(ValueError, match=r"3 outputs, so 0\.\.2 are allowed"):
         train(linear(), x, y, F.cross_entropy, 2, 0.1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_inputs_that_are_not_finite_are_refused(value):
+    x, y = blobs()
+    x[3, 1] = value
+    with pytest.raises(ValueError, match="x has 1 entries that are not finite"):
+        train(linear(), x, y, F.cross_entropy, 2, 0.1)
+
+
+def test_weights_that_the_last_step_blows_up_do_not_pass_silently():
+    x, y = blobs()
+    with pytest.raises(FloatingPointError, match="epoch 1: the loss is .*the objective (nan|inf)"):
+        train(linear(), 1e30 * x, y, lambda scores, y: scores.mean(), 1, 1e30, batch_size=len(y))
 
 
 def test_a_loss_that_stops_being_finite_is_reported_with_its_epoch():

@@ -168,13 +168,16 @@ def load(
 
     `folder` replaces the data folder; `download=True` fetches an absent set first. `classes`, `per_class`,
     `test_per_class` and `seed` choose what `ImageSet.subset` would choose, and images that are not chosen are not
-    decoded.
+    decoded. A folder of the reader's that is called like a set of the book, `mnist`, goes by the name `folder mnist`.
 
-    Raises ValueError for an unknown name, a damaged file (with both checksums), an empty class or images of several
-    sizes; FileNotFoundError for an absent set; ConnectionError when a download fails.
+    Raises ValueError for an unknown name, a damaged file (with both checksums), fewer than two classes, an empty class
+    or images of several sizes; FileNotFoundError for an absent set; ConnectionError when a download fails.
     """
     if _is_path(name):
-        raw, name = _read_own(Path(name).expanduser()), Path(name).expanduser().resolve().name
+        path = Path(name).expanduser()
+        raw, name = _read_own(path), path.resolve().name
+        if name in NAMES:  # a name of the book is a promise of what lies behind it
+            name = f"folder {name}"
     else:
         _known(name)
         folder = data_folder(folder)
@@ -478,6 +481,8 @@ def _read_npz(path: Path) -> _Raw:
         present = np.unique(arrays[key])
         if present[0] < 0 or present[-1] >= K or len(present) < K:
             raise ValueError(f"{key} of {path} holds {_short(present)}; every label 0 ... K-1 = {K - 1} has to occur")
+    if K < 2:
+        raise ValueError(f"y of {path} holds 1 class; at least 2 are needed")
     classes = tuple(map(str, range(K)))
     if "x_test" not in arrays:
         return _split(arrays["x"], arrays["y"].astype(np.int64), classes)

@@ -352,6 +352,8 @@ def _checked(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             f"H has shape {tuple(H.shape)}, y {tuple(y.shape)}; (..., n_samples, d) and (n_samples,) needed"
         )
     H, y = _finite("H", _computed(H)), _checked_labels("y", y, len(y))
+    if y.max() >= len(y):  # before a count for each of so many classes is made
+        raise ValueError(f"y has the label {int(y.max())}, and {len(y)} samples: a class has no sample")
     counts = torch.bincount(y)
     _no_class_empty(counts)
     return H, y, counts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from difflib import get_close_matches
 from html import escape
-from math import nan
+from math import inf, nan
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from lib.metrics.formulas import (
 
 PENULTIMATE = "penultimate"  # what `measure` calls the input of the head
 LARGEST_WIDTH = 8192  # a scatter matrix of this width takes 512 MiB
+SMALLEST = 1e-28  # largest variance below which float32 has lost much of the others
 ROWS = 2048  # features centred at a time: what is read again then still lies in the processor's cache
 
 
@@ -63,7 +64,10 @@ class ClassStatistics:
         self._eps = torch.finfo(torch.float64).eps
 
     def update(self, H: Tensor, y: Tensor) -> None:
-        """Take in features `(n_samples, d)` with their labels; ValueError for what is no such thing."""
+        """Take in features `(n_samples, d)` with their labels; ValueError for what is no such thing.
+
+        A feature that is not finite may be found only after others of its batch have been taken in.
+        """
         if H.ndim != 2 or H.shape[1] != self.d or not H.is_floating_point():
             raise ValueError(f"H has shape {tuple(H.shape)} and {H.dtype}; floating point (n_samples, {self.d}) needed")
         y = _checked_labels("y", y, len(H), self.K).to(self.counts.device)
@@ -80,7 +84,11 @@ class ClassStatistics:
             _finite("H", H)
         centre = means.to(H.dtype)
         deviations = H - centre[y]
-        self._scatter += deviations.T @ deviations
+        scatter = deviations.T @ deviations
+        # squares end at 1e-38 and 1e38 in float32
+        if not SMALLEST < scatter.diagonal().max() < inf and deviations.any():
+            scatter = deviations.double().T @ deviations.double()
+        self._scatter += scatter
         # the centres are the means rounded to the dtype of the features
         self._add_outer(means - centre, -new)
         share = new.double() / (self.counts + new).clamp(min=1)
@@ -101,7 +109,7 @@ class ClassStatistics:
     def means(self) -> Tensor:
         """Class means `(K, d)`, float64; ValueError if a class has no sample."""
         _no_class_empty(self.counts)
-        return self._means
+        return self._means.clone()  # later batches change it in place
 
     @property
     def global_mean(self) -> Tensor:
@@ -208,7 +216,8 @@ def measure(
     ------
     ValueError
         For a name that no module has, a layer that does not run or whose output is no such features, features wider
-        than 8192, labels outside `0..K-1`, an empty class or loader, `K < 2`, features that are not finite.
+        than 8192, labels outside `0..K-1`, an empty class or loader, `K < 2`, features that are not finite, and `nc4`
+        without `"penultimate"` or with a loader that can be read once only.
     """
     if reduce not in ("mean", "flatten"):
         raise ValueError(f"reduce is {reduce!r}; it must be 'mean' or 'flatten'")
@@ -226,6 +235,8 @@ def measure(
     fits = classifier is not None and len(classifier.weight) == K
     if nc4 and not fits:
         raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
+    if nc4 and PENULTIMATE not in layers:
+        raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {layers}")
     if nc4 and isinstance(loader, Iterator):
         raise ValueError("nc4 needs a second pass, and the loader can be read once: give a list or a function")
     if device is None:
@@ -276,7 +287,7 @@ def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, T
                 handles.append(module.register_forward_hook(of_output(name)))
         for batch in loader() if callable(loader) else loader:
             x, y = batch[0].to(device, non_blocking=True), batch[1]
-            with torch.inference_mode():
+            with torch.no_grad():  # in inference mode, what a model keeps for later could not be trained with
                 model(x)
             del batch, x  # before the loader makes the next one
             if missing := hooked.keys() - features.keys():

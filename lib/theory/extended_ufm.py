@@ -44,26 +44,29 @@ class OneLayer(NamedTuple):
     objective: float
 
 
-def bias_free(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
+def bias_free(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) -> OneLayer:
     r"""Theorem 3.1: the minimum of (5), an orthogonal frame with :math:`\rho = (1-c)_+\sqrt{\lambda_W/(n\lambda_H)}`.
 
-    `K` classes of `n` samples, dimension at least K. The minimum is :math:`c - c^2/2` for :math:`c \le 1` and
-    :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, weight decays not positive.
+    `K` classes of `n` samples in `d` dimensions, checked where given. The minimum is :math:`c - c^2/2` for
+    :math:`c \le 1` and :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, weight
+    decays that are not positive, and d < K.
     """
+    check_sizes(K, n, d)
     return _one_layer(K, n, lam_w, lam_h, 1.0)
 
 
-def free_bias(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
+def free_bias(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) -> OneLayer:
     r"""Theorem 3.2: the minimum of (14), a simplex frame.
 
     :math:`\rho = (1-c)_+\frac{K-1}K\sqrt{\lambda_W/(n\lambda_H)}`, the bias is :math:`\frac1K 1_K`, and the minimum
     :math:`\frac{K-1}K(c - c^2/2)` for :math:`c \le 1` and :math:`\frac{K-1}{2K}` beyond (Lemma B.1). Arguments and
-    errors as :func:`bias_free`.
+    errors as :func:`bias_free`, but d = K - 1 is enough.
     """
+    check_sizes(K, n, d, least=K - 1)
     return _one_layer(K, n, lam_w, lam_h, 0.0)
 
 
-def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -> OneLayer:
+def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float, d: int | None = None) -> OneLayer:
     r"""The minimum of (3) for any :math:`0 < \lambda_b < \infty`, which the paper leaves open (derived in this book).
 
     The bias serves the direction :math:`1_K` alone. With :math:`\mu = \lambda_b/(1+\lambda_b)` the scores at the
@@ -73,13 +76,13 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -
 
     Arguments and errors as :func:`bias_free`; `lam_b` positive.
     """
+    check_sizes(K, n, d)
     check_positive(lam_b=lam_b)
     return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
 
 
 def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:
     """The minimum where a share `mu` of the squared error along 1_K is left once the bias has done its part."""
-    check_sizes(K, n)
     check_positive(lam_w=lam_w, lam_h=lam_h)
     c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
     frame = max(1 - c, 0.0)
@@ -117,7 +120,7 @@ class TwoLayer(NamedTuple):
     objective: float
 
 
-def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> TwoLayer:
+def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float, d: int | None = None) -> TwoLayer:
     r"""Theorems 4.1 and 4.2 with their constants: the minimum of (23), which is that of (24).
 
     With :math:`c = K(n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1})^{1/3}` a singular value :math:`x^3` of the scores costs
@@ -132,7 +135,7 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> Tw
 
     Source: the quartic and the structure, Appendix C; root and condition are ours. ValueError as :func:`bias_free`.
     """
-    check_sizes(K, n)
+    check_sizes(K, n, d)
     check_positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
     geometric = (n * lam_w2 * lam_w1 * lam_h1) ** (1 / 3)
     c = K * geometric
@@ -190,11 +193,12 @@ def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
     return torch.linalg.qr(normal)[0]
 
 
-def check_sizes(K: int, n: int, d: int | None = None) -> None:
-    """ValueError unless there are two classes, samples, and (where `d` is given) at least K dimensions."""
+def check_sizes(K: int, n: int, d: int | None = None, least: int | None = None) -> None:
+    """ValueError unless there are two classes, samples, and (where `d` is given) at least K or `least` dimensions."""
     if K < 2:
         raise ValueError(f"K={K}: at least two classes are needed")
     if n < 1:
         raise ValueError(f"n={n}: at least one sample per class is needed")
-    if d is not None and d < K:
-        raise ValueError(f"d={d}, K={K}: the theorem needs d >= K")
+    least = K if least is None else least
+    if d is not None and d < least:
+        raise ValueError(f"d={d}, K={K}: the theorem needs d >= {least}")

@@ -197,6 +197,11 @@ def test_a_folder_without_halves_gives_every_fifth_image_of_each_class_to_the_te
     torch.testing.assert_close(test_pixels[found.y_test == 0][0], second, atol=1e-3, rtol=0)
 
 
+def test_a_folder_of_the_reader_never_passes_for_a_set_of_the_book(tmp_path):
+    found = load(write_folder(tmp_path / "mnist", {"a": 2, "b": 2}))
+    assert found.name == "folder mnist" and str(found).startswith("the images of folder mnist: 2 classes")
+
+
 def test_the_classes_of_a_folder_take_turns(tmp_path):
     for half in ("train", "test"):
         write_folder(tmp_path / half, {"a": 3, "b": 2})
@@ -490,6 +495,7 @@ def test_a_file_of_another_size_or_without_an_image_is_named(tmp_path):
         ({"y": np.array([0, 1])}, "one integer per image"),
         ({"y": np.array([0.0, 1, 0, 1])}, "one integer per image"),
         ({"y": np.array([-1, 0, 1, 1])}, "holds -1, 0, 1"),
+        ({"y": np.array([0, 0, 0, 0])}, "holds 1 class; at least 2"),
         ({"y": np.array([None] * 4)}, "cannot be read as an .npz file of numbers"),  # would have to be unpickled
     ],
 )

@@ -352,8 +352,13 @@ def test_bad_arguments_are_named(formula, good, name, bad):
 def test_what_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="d=2, K=3"):
         theory.orthogonal_frame(2, 3)
-    with pytest.raises(ValueError, match="d=2, K=3"):
-        theory.check_sizes(3, 1, d=2)
+    for formula, decays in ((theory.bias_free, 2), (theory.regularised_bias, 3), (theory.two_layer, 3)):
+        formula(3, 1, *[0.1] * decays, d=3)
+        with pytest.raises(ValueError, match="d=2, K=3.*d >= 3"):
+            formula(3, 1, *[0.1] * decays, d=2)
+    theory.free_bias(3, 1, 0.1, 0.1, d=2)
+    with pytest.raises(ValueError, match="d=1, K=3.*d >= 2"):
+        theory.free_bias(3, 1, 0.1, 0.1, d=1)
     for c in (0.0, -0.1, 0.4725, math.nan):
         with pytest.raises(ValueError, match="c="):
             theory.larger_root(c)
