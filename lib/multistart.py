@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import Bounds, minimize
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from torch import Tensor
 class Minima(NamedTuple):
     """Where the starts ended.
 
-    `values` (starts,), `parameters`, each with a leading (starts,), and the largest `gradient` entry.
+    `values` (starts,), `parameters`, each with a leading (starts,), and the largest entry of the `gradient`, without
+    those that press a parameter against its lower bound.
     """
 
     values: Tensor
@@ -30,8 +31,9 @@ def multistart(
     seed: int,
     scales: Sequence[float] = (0.1, 0.5, 1.0, 3.0),
     max_iter: int = 3000,
+    lower: Sequence[float | None] | None = None,
 ) -> Minima:
-    r"""Minimise `risk` from random normal starts with L-BFGS in float64.
+    r"""Minimise `risk` from random normal starts with L-BFGS in float64, over all parameters or above lower bounds.
 
     The starts do not interact: what is minimised is the sum of their risks, whose critical points are those of each
     of them. One evaluation serves them all.
@@ -44,17 +46,28 @@ def multistart(
         The shape of each parameter.
     scales
         Standard deviations of the initial entries, used in turn, so that starts lie close to zero and far from it.
+    lower
+        One lower bound per parameter, for all its entries; `None` for none. The search is then L-BFGS-B, which never
+        leaves the feasible set, and starts are reflected at the bound, so that none of them begins on it.
 
     Raises
     ------
     ValueError
-        If `starts` is not positive.
+        If `starts` is not positive, or `lower` has not one finite number or `None` per parameter.
     """
     if starts < 1:
         raise ValueError(f"starts={starts}: at least one start is needed")
+    lower = [None] * len(shapes) if lower is None else list(lower)
+    if len(lower) != len(shapes):
+        raise ValueError(f"lower has {len(lower)} entries for {len(shapes)} parameters")
+    if not all(bound is None or np.isfinite(bound) for bound in lower):
+        raise ValueError(f"lower={lower}: a finite number or None per parameter is needed")
     sizes = [int(np.prod(shape)) for shape in shapes]
+    floor = np.concatenate([np.full(size, -np.inf if b is None else b) for size, b in zip(sizes, lower, strict=True)])
+    bounded = np.isfinite(floor)
     rng = np.random.default_rng(seed)
     z = rng.standard_normal((starts, sum(sizes))) * np.resize(scales, starts)[:, None]
+    z[:, bounded] = floor[bounded] + np.abs(z[:, bounded] - floor[bounded])
     batched = torch.func.vmap(risk)
 
     def split(flat: Tensor) -> list[Tensor]:
@@ -69,6 +82,8 @@ def multistart(
 
     options = {"maxiter": max_iter, "maxfun": 2 * max_iter, "ftol": 0.0, "gtol": 1e-11, "maxcor": 30}
     with threadpool_limits(1):  # L-BFGS works on vectors that are too short to be shared between cores
-        found = minimize(total, z.ravel(), jac=True, method="L-BFGS-B", options=options)
+        bounds = Bounds(np.tile(floor, starts)) if bounded.any() else None
+        found = minimize(total, z.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     parameters = split(torch.from_numpy(found.x))
-    return Minima(batched(*parameters), parameters, float(np.abs(found.jac).max()))
+    pressed = (found.x <= np.tile(floor, starts)) & (found.jac > 0)
+    return Minima(batched(*parameters), parameters, float(np.abs(np.where(pressed, 0.0, found.jac)).max()))

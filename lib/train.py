@@ -37,6 +37,7 @@ def train(
     mixed_precision: bool | None = None,
     channels_last: bool | None = None,
     progress: bool = False,
+    nesterov: bool = False,
 ) -> list[dict]:
     r"""Train `model` in place by SGD on the regularised risk, and return what happened, epoch by epoch.
 
@@ -79,6 +80,8 @@ def train(
         Memory order of images `(N, C, H, W)` and weights; by default on a GPU only.
     progress
         Show a progress bar.
+    nesterov
+        Whether the momentum is Nesterov's, as in :class:`torch.optim.SGD`.
 
     Returns
     -------
@@ -95,6 +98,8 @@ def train(
         If the loss of an epoch, or the objective at its end, is not finite; it names the epoch.
     """
     _check(x, y, epochs, learning_rate, milestones, gamma, weight_decay, momentum, batch_size, checkpoint_every)
+    if nesterov and not momentum:
+        raise ValueError("nesterov = True: momentum = 0 has no Nesterov form, a number in (0, 1) is needed")
     device, on_gpu = x.device, x.device.type == "cuda"
     mixed_precision = on_gpu if mixed_precision is None else mixed_precision
     # on a CPU it is faster too, but oneDNN's backward pass of a strided 1x1 convolution of fewer than 16 channels then
@@ -104,7 +109,9 @@ def train(
     scores = _first_scores(model, x, y)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD(parameters, learning_rate, momentum, weight_decay=weight_decay, fused=True)
+    optimiser = torch.optim.SGD(
+        parameters, learning_rate, momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
+    )
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(milestones), gamma)
     order = torch.Generator().manual_seed(seed)
     history: list[dict] = []
@@ -113,7 +120,8 @@ def train(
         checkpoint = Path(checkpoint)
         run = {
             "epochs": epochs, "learning_rate": learning_rate, "milestones": list(milestones), "gamma": gamma,
-            "weight_decay": weight_decay, "momentum": momentum, "batch_size": batch_size, "seed": seed,
+            "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+            "batch_size": batch_size, "seed": seed,
             "loss": getattr(loss, "__name__", type(loss).__name__), "loss of fixed scores": _probe(loss, scores, y),
             "mixed_precision": mixed_precision,
             "data": _digest([x, y]), "initial weights": _digest(model.state_dict().values()),

@@ -82,6 +82,23 @@ def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_out()
     torch.testing.assert_close(model.bias.detach(), b, rtol=1e-11, atol=1e-13)
 
 
+def test_nesterov_momentum_is_gradient_descent_whose_gradient_is_taken_ahead():
+    """Sutskever's form: the gradient at the point to which the velocity alone would lead. PyTorch stores that point."""
+    x, y = blobs(dtype=torch.float64)
+    model, epochs, lr, momentum, decay = linear(dtype=torch.float64), 7, 0.03, 0.8, 0.02
+    ahead = [p.detach().clone() for p in (model.weight, model.bias)]
+    train(model, x, y, squared_error, epochs, lr, (), 0.5, decay, momentum, batch_size=len(y), nesterov=True)
+    position, velocity, Y = [p.clone() for p in ahead], [torch.zeros_like(p) for p in ahead], torch.eye(3).double()[y]
+    for _ in range(epochs):
+        residual = x @ ahead[0].T + ahead[1] - Y
+        gradient = [residual.T @ x / len(y) + decay * ahead[0], residual.mean(0) + decay * ahead[1]]
+        velocity = [momentum * v - lr * g for v, g in zip(velocity, gradient, strict=True)]
+        position = [p + v for p, v in zip(position, velocity, strict=True)]
+        ahead = [p + momentum * v for p, v in zip(position, velocity, strict=True)]
+    torch.testing.assert_close(model.weight.detach(), ahead[0], rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(model.bias.detach(), ahead[1], rtol=1e-11, atol=1e-13)
+
+
 def test_the_learning_rate_is_divided_by_ten_every_forty_epochs():
     x, y = blobs(6)
     history = train(linear(), x, y, F.cross_entropy, 121, 0.05, milestones=(40, 80, 120), batch_size=6)
@@ -256,7 +273,15 @@ def test_a_run_that_shall_not_resume_starts_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"milestones": (4,)}, {"weight_decay": 0.0}, {"batch_size": 8}, {"seed": 4}, {"momentum": 0.5}]
+    "changes",
+    [
+        {"milestones": (4,)},
+        {"weight_decay": 0.0},
+        {"batch_size": 8},
+        {"seed": 4},
+        {"momentum": 0.5},
+        {"nesterov": True},
+    ],  # fmt: skip
 )
 def test_a_checkpoint_of_another_configuration_is_refused_by_name(tmp_path, changes):
     data = blobs(24, 3, 64)
@@ -363,6 +388,7 @@ def test_a_checkpoint_that_cannot_be_written_whole_leaves_the_last_one(tmp_path,
         ({"milestones": (0, 2)}, r"milestones = \[0, 2\]"),
         ({"weight_decay": -1.0}, "weight_decay = -1.0"),
         ({"momentum": 1.0}, "momentum = 1.0"),
+        ({"momentum": 0.0, "nesterov": True}, "nesterov = True: momentum = 0"),
         ({"gamma": 0.0}, "gamma = 0.0"),
         ({"checkpoint_every": 0}, "checkpoint_every = 0"),
         ({"y": torch.zeros(59, dtype=torch.long)}, "are needed"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lib.vision import torchvision
 
@@ -57,12 +59,174 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
 
     Source: He et al. (2016); Tirer & Bruna, Figures 5 and 10, who name the network and not its stem.
     """
-    if not isinstance(K, int) or K < 2:
-        raise ValueError(f"K = {K!r}: at least 2 classes are needed")
-    if not isinstance(channels, int) or channels < 1:
-        raise ValueError(f"channels = {channels!r}: a positive integer is needed")
-    if not 1 / 64 <= width < float("inf"):
-        raise ValueError(f"width = {width!r}: at least 1/64 is needed, which is one feature map in the first block")
+    _check_classes(K)
+    _check_integers(channels=channels)
+    _check_width(width)
+    with _seeded(seed):
+        return _ResNet(K, channels, width, bias)
+
+
+class _MLP(nn.Module):
+    """Hidden layers of linear map, batch normalisation and activation, and the last linear map `fc`."""
+
+    def __init__(self, sizes: list[int], K: int, activation: type[nn.Module], bias: bool):
+        super().__init__()
+        layers = [
+            nn.Sequential(nn.Linear(incoming, outgoing), nn.BatchNorm1d(outgoing), activation())
+            for incoming, outgoing in zip(sizes, sizes[1:], strict=False)
+        ]
+        self.hidden = nn.Sequential(*layers)
+        self.fc = nn.Linear(sizes[-1], K, bias=bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.hidden(x.flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x))
+
+
+_ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
+
+
+def mlp(
+    inputs: int,
+    M: int,
+    K: int,
+    width: int = 2048,
+    depth: int = 9,
+    activation: str = "relu",
+    bias: bool = True,
+    seed: int = 0,
+) -> nn.Module:
+    r"""A multilayer perceptron with `depth` hidden layers, the last of which has M units: the features.
+
+    .. math:: h_0 = x, \qquad h_l = \sigma(\mathrm{BN}_l(A_l h_{l-1} + a_l)), \qquad f(x) = W h_L + b,
+
+    with :math:`L` the depth and :math:`h_1, \dots, h_{L-1}` of length `width`. The features :math:`h_L(x)` in
+    :math:`\mathbb R^M` go into `fc` as they are, and `model.features(x)` returns them. Neither activation is negative.
+    Images are flattened.
+
+    Parameters
+    ----------
+    inputs
+        Numbers in one input: channels times height times width of an image.
+    M
+        Number of features.
+    K
+        Number of classes.
+    width, depth
+        Units of the other hidden layers, and number of hidden layers with the last.
+    activation
+        "relu" or "sigmoid".
+    bias
+        Whether the last layer has one; the others do.
+    seed
+        Of the initial weights, which are PyTorch's default and drawn on the CPU.
+
+    Raises
+    ------
+    ValueError
+        For a number that is not a positive integer, fewer than 2 classes, or an unknown activation.
+
+    Source: Nguyen et al. (2023), section 4 and their published code, which counts the layer of features in the depth.
+    """
+    _check_integers(inputs=inputs, M=M, width=width, depth=depth)
+    _check_classes(K)
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation = {activation!r}: one of {', '.join(map(repr, _ACTIVATIONS))} is needed")
+    with _seeded(seed):
+        return _MLP([inputs, *[width] * (depth - 1), M], K, _ACTIVATIONS[activation], bias)
+
+
+class _VGG(nn.Module):
+    """Blocks of two convolutions and a max-pooling, the mean over positions, and one linear layer."""
+
+    def __init__(self, widths: list[int], K: int, channels: int, bias: bool, batch_norm: bool):
+        super().__init__()
+        layers, incoming = [], channels
+        for outgoing in widths:
+            for _ in range(2):
+                layers.append(nn.Conv2d(incoming, outgoing, kernel_size=3, padding=1))
+                nn.init.kaiming_normal_(layers[-1].weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(layers[-1].bias)
+                layers += [nn.BatchNorm2d(outgoing)] if batch_norm else []
+                layers.append(nn.ReLU(inplace=True))
+                incoming = outgoing
+            layers.append(nn.MaxPool2d(kernel_size=2, stride=2, ceil_mode=True))
+        self.convolutions = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(incoming, K, bias=bias)
+        nn.init.normal_(self.fc.weight, std=0.01)
+        if bias:
+            nn.init.zeros_(self.fc.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.avgpool(self.convolutions(x)).flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x))
+
+
+def vgg13(
+    K: int, channels: int = 3, width: float = 1.0, bias: bool = True, batch_norm: bool = True, seed: int = 0
+) -> nn.Module:
+    r"""The ten convolutional layers of VGG13, the mean over positions, and one linear layer.
+
+    Five blocks of two 3x3 convolutions have :math:`64w, 128w, 256w, 512w` and :math:`512w` feature maps and end in a
+    max-pooling that halves the resolution. Where it is odd the pooling rounds up, so that an image of any size leaves a
+    pixel; with sides that are multiples of 32 that changes nothing. The features :math:`h(x) \in \mathbb R^{512w}`, not
+    negative, go into `fc`, the only fully connected layer; `model.features(x)` returns them.
+
+    Parameters
+    ----------
+    K
+        Number of classes.
+    channels
+        Of an image: 1 for grey, 3 for colour.
+    width
+        Multiplier :math:`w` of all widths, which are rounded to whole numbers.
+    bias
+        Whether the last layer has one.
+    batch_norm
+        Whether a convolution is followed by batch normalisation.
+    seed
+        Of the initial weights, which are torchvision's and drawn on the CPU: normal with variance 2 over the fan-out in
+        the convolutions, N(0, 0.01²) in `fc`, biases 0.
+
+    Raises
+    ------
+    ValueError
+        If `K` is below 2, `channels` below 1, or `width` not a positive number that leaves one feature map.
+
+    Source: Simonyan & Zisserman (2015), configuration B; Nguyen et al. (2023), their published code.
+    """
+    _check_classes(K)
+    _check_integers(channels=channels)
+    _check_width(width)
+    widths = [round(planes * width) for planes in (64, 128, 256, 512, 512)]
+    with _seeded(seed):
+        return _VGG(widths, K, channels, bias, batch_norm)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int):
+    """PyTorch's generator of the CPU at `seed`, and afterwards as it was; layers are made on the CPU."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return _ResNet(K, channels, width, bias)
+        yield
+
+
+def _check_classes(K) -> None:
+    if not isinstance(K, int) or K < 2:
+        raise ValueError(f"K = {K!r}: at least 2 classes are needed")
+
+
+def _check_integers(**numbers) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} = {value!r}: a positive integer is needed")
+
+
+def _check_width(width) -> None:
+    if not 1 / 64 <= width < float("inf"):
+        raise ValueError(f"width = {width!r}: at least 1/64 is needed, which is one feature map in the first block")

@@ -171,3 +171,76 @@ def check_positive(**values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value!r}: a positive number is needed")
+
+
+def layer_peeled(
+    W: Tensor,
+    H: Tensor,
+    y: Tensor,
+    lam_w: float,
+    lam_h: float,
+    alpha: float = 0.0,
+    b: Tensor | None = None,
+    lam_b: float = 0.0,
+    nonnegative: bool = True,
+) -> Tensor:
+    r"""The layer-peeled model with non-negative features and label smoothing (Nguyen et al., :math:`P_\alpha`).
+
+    .. math::
+        \frac1{NK} \sum_{n=1}^N \sum_{k=1}^K \ell_\alpha\big(W h_n^{(k)} + b,\, n\big)
+        + \lambda_W \|W\|_F^2 + \frac{\lambda_H}K \|H\|_F^2 + \lambda_b \|b\|^2, \qquad H \ge 0,
+
+    with :math:`\ell_\alpha(z, n) = -\sum_m y_{nm}^{(\alpha)} \log \mathrm{softmax}(z)_m` and
+    :math:`y_n^{(\alpha)} = (1 - \alpha) e_n + \frac\alpha N 1_N`. As printed there is no factor 1/2 in the decays, here
+    N is the number of classes and K that of samples per class.
+
+    Parameters
+    ----------
+    W, H, b
+        Classifier `(..., N, M)`; features `(..., M, N K)`; bias `(..., N)` or `None`. Leading dimensions are runs.
+    y
+        Classes `(N K,)` in `0..N-1`, K samples of each, in any order.
+    lam_w, lam_h, lam_b
+        Positive; `lam_b` may be 0 and is not in the paper.
+    alpha
+        Label smoothing in [0, 1); 0 is cross-entropy.
+    nonnegative
+        Whether negative features are an error. `False` is the model without the constraint, and what `torch.func.vmap`
+        needs, under which values cannot be looked at.
+
+    Returns
+    -------
+    Tensor
+        One value per run, differentiable in `W`, `H` and `b`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`objective`; for `alpha` outside [0, 1), classes of different sizes, and negative features.
+    """
+    check(H, [W], y, lam_w, lam_h, b, lam_b)
+    check_smoothing(alpha)
+    N = W.shape[-2]
+    counts = torch.bincount(y, minlength=N)
+    if counts.min() != counts.max():
+        raise ValueError(f"classes have {int(counts.min())} to {int(counts.max())} samples: K of each are needed")
+    if nonnegative:
+        check_nonnegative(H)
+    Z, K = scores(H, [W], b), len(y) // N
+    target = (1 - alpha) * one_hot(y, N, Z.dtype).to(Z.device) + alpha / N
+    risk = (Z.logsumexp(-2) - (target * Z).sum(-2)).mean(-1)
+    if b is not None:
+        risk = risk + lam_b * b.square().sum(-1)
+    return risk + lam_w * W.square().sum((-2, -1)) + lam_h / K * H.square().sum((-2, -1))
+
+
+def check_smoothing(alpha: float) -> None:
+    """ValueError unless `alpha` is a number in [0, 1)."""
+    if isinstance(alpha, bool) or not (isinstance(alpha, Real) and 0 <= alpha < 1):
+        raise ValueError(f"alpha={alpha!r}: a number in [0, 1) is needed")
+
+
+def check_nonnegative(H: Tensor) -> None:
+    """ValueError that names the smallest feature if it is negative."""
+    if H.numel() and (smallest := H.min().item()) < 0:
+        raise ValueError(f"H has an entry {smallest:.3g}: features have to be non-negative")

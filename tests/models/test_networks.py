@@ -1,7 +1,8 @@
 import pytest
 import torch
+from torch import nn
 
-from lib.models.networks import resnet18
+from lib.models.networks import mlp, resnet18, vgg13
 from lib.vision import torchvision
 
 
@@ -100,3 +101,110 @@ def test_the_first_layer_is_initialised_like_the_others():
 def test_impossible_networks_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         resnet18(**arguments)
+
+
+@pytest.mark.parametrize("inputs, M, K, width, depth, bias", [(196, 5, 3, 16, 9, True), (12, 7, 2, 6, 1, False)])
+def test_the_mlp_has_the_hidden_layers_of_its_depth_and_the_last_has_the_features(inputs, M, K, width, depth, bias):
+    model = mlp(inputs, M, K, width, depth, bias=bias)
+    sizes = [inputs, *[width] * (depth - 1), M]
+    hidden = sum(a * b + 3 * b for a, b in zip(sizes, sizes[1:], strict=False))  # map, its bias, scale and shift
+    assert count(model) == hidden + M * K + bias * K
+    x = torch.randn(4, inputs, generator=torch.Generator().manual_seed(0))
+    assert model(x).shape == (4, K) and model.features(x).shape == (4, M)
+
+
+def test_the_papers_mlp_has_eight_layers_of_2048_and_one_of_m():
+    shapes = [tuple(p.shape) for p in mlp(3072, 128, 10).parameters() if p.ndim == 2]
+    assert shapes == [(2048, 3072), *[(2048, 2048)] * 7, (128, 2048), (10, 128)]
+
+
+@pytest.mark.parametrize("activation, function", [("relu", torch.relu), ("sigmoid", torch.sigmoid)])
+def test_every_layer_of_the_mlp_maps_normalises_and_activates(activation, function):
+    model = mlp(12, 4, 3, 6, 3, activation, seed=1).double()
+    x = torch.randn(9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    H = x
+    for layer in model.hidden:
+        linear, norm = layer[0], layer[1]
+        Z = H @ linear.weight.T + linear.bias
+        H = function(norm.weight * (Z - Z.mean(0)) / (Z.var(0, correction=0) + 1e-5).sqrt() + norm.bias)
+    torch.testing.assert_close(model.features(x), H, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(x), H @ model.fc.weight.T + model.fc.bias, rtol=0, atol=1e-12)
+    assert model.features(x).min() >= 0
+
+
+def test_the_mlp_takes_images_as_they_are():
+    model = mlp(3 * 4 * 5, 4, 2, 6, 2).eval()
+    x = torch.randn(3, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(x), model(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda seed: mlp(9, 4, 3, 5, 2, seed=seed), lambda seed: vgg13(3, 1, 1 / 32, seed=seed)]
+)
+def test_a_seed_is_one_mlp_and_one_vgg13(make):
+    before = torch.get_rng_state()
+    first, second, other = (make(seed).state_dict() for seed in (4, 4, 5))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["fc.weight"], other["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"inputs": 0}, "inputs = 0"),
+        ({"M": 0}, "M = 0"),
+        ({"M": 2.5}, "M = 2.5"),
+        ({"K": 1}, "K = 1"),
+        ({"width": 0}, "width = 0"),
+        ({"depth": 0}, "depth = 0"),
+        ({"activation": "tanh"}, "activation = 'tanh'"),
+    ],
+)
+def test_impossible_mlps_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        mlp(**({"inputs": 9, "M": 4, "K": 3, "width": 8, "depth": 2} | arguments))
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_the_convolutions_of_vgg13_are_torchvisions(batch_norm):
+    """With their weights they give their result, on an image that every pooling halves."""
+    with torch.random.fork_rng():
+        make = torchvision.models.vgg13_bn if batch_norm else torchvision.models.vgg13
+        theirs = make(init_weights=False).features.eval()
+    ours = vgg13(10, batch_norm=batch_norm).eval()
+    ours.convolutions.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 32, 64, generator=torch.Generator().manual_seed(0))
+    maps = theirs(x)
+    assert maps.shape == (1, 512, 1, 2)
+    torch.testing.assert_close(ours.features(x), maps.mean((2, 3)))
+    torch.testing.assert_close(ours(x), ours.fc(maps.mean((2, 3))))
+
+
+@pytest.mark.parametrize("size", [32, 28, 14, 8, 1])
+def test_an_image_of_any_size_leaves_a_pixel_of_features(size):
+    model = vgg13(4, 1, width=1 / 16, bias=False).eval()
+    x = torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))
+    assert model.convolutions(x).shape == (2, 32, 1, 1)
+    assert model(x).shape == (2, 4)
+    assert model.features(x).min() >= 0 and model.fc.bias is None
+
+
+def test_vgg13_starts_from_torchvisions_distributions():
+    model = vgg13(100, seed=2)
+    convolutions = [layer for layer in model.convolutions if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [64, 64, 128, 128, 256, 256, 512, 512, 512, 512]
+    for layer in convolutions:
+        assert layer.weight.std().item() == pytest.approx((2 / (9 * layer.out_channels)) ** 0.5, rel=0.1)
+        assert not layer.bias.any()
+    assert model.fc.weight.std().item() == pytest.approx(0.01, rel=0.05)
+    assert not model.fc.bias.any()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [({"K": 1}, "K = 1"), ({"K": 3, "channels": 0}, "channels = 0"), ({"K": 3, "width": 0}, "width = 0")],
+)
+def test_impossible_vggs_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        vgg13(**arguments)

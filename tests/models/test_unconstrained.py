@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lib.models import unconstrained
-from lib.models.unconstrained import activations, labels, objective, one_hot, scores
+from lib.models.unconstrained import activations, labels, layer_peeled, objective, one_hot, scores
 
 quick = settings(max_examples=25, deadline=None)
 sizes = st.integers(1, 4)
@@ -279,3 +279,76 @@ def test_bad_input_is_one_clear_message(change, message):
 @pytest.mark.parametrize("lam", [np.float32(0.5), np.float64(0.5), np.array([0.5, 0.5]), (0.5, 0.5)])
 def test_decays_may_be_any_real_numbers(lam):
     assert objective(**GOOD | {"lam_w": lam}) == objective(**GOOD | {"lam_w": 0.5})
+
+
+# The layer-peeled model with non-negative features --------------------------------------------------------------------
+
+
+@st.composite
+def peeled(draw, runs=()):
+    """Classifier, non-negative features, bias and parameters of any small size, samples in no order."""
+    N, samples, M = draw(st.integers(2, 4)), draw(st.integers(1, 3)), draw(sizes)
+    rng = np.random.default_rng(draw(seeds))
+    W, b = rng.standard_normal((*runs, N, M)), rng.standard_normal((*runs, N))
+    H, y = np.abs(rng.standard_normal((*runs, M, N * samples))), rng.permutation(np.arange(N).repeat(samples))
+    tensors = {name: torch.from_numpy(part) for name, part in (("W", W), ("H", H), ("y", y), ("b", b))}
+    lams = dict(zip(("lam_w", "lam_h", "lam_b"), rng.uniform(0.01, 2, 3).tolist(), strict=True))
+    return tensors | lams | {"alpha": draw(st.sampled_from([0.0, 0.1, 0.9]))}
+
+
+@quick
+@given(peeled(), st.booleans())
+def test_the_layer_peeled_objective_is_the_papers_sum(model, bias):
+    model |= {} if bias else {"b": None, "lam_b": 0.0}
+    W, H, y, alpha, N = model["W"], model["H"], model["y"], model["alpha"], len(model["W"])
+    total, samples = 0.0, len(y) // N
+    for h, n in zip(H.T.tolist(), y.tolist(), strict=True):
+        z = scores_by_hand(h, [W], model["b"], relu=False)
+        p = [exp(entry) / sum(exp(other) for other in z) for entry in z]
+        smoothed = [(1 - alpha) * (m == n) + alpha / N for m in range(N)]
+        total -= sum(weight * log(probability) for weight, probability in zip(smoothed, p, strict=True))
+    expected = total / len(y) + model["lam_w"] * squares(W) + model["lam_h"] / samples * squares(H)
+    expected += model["lam_b"] * squares(model["b"]) if bias else 0
+    value = layer_peeled(**model)
+    assert value.shape == () and value.dtype == torch.float64
+    assert value.item() == pytest.approx(expected, rel=1e-12)
+
+
+@quick
+@given(peeled(runs=(3,)))
+def test_layer_peeled_runs_are_independent(model):
+    alone = [layer_peeled(**model | {name: model[name][i] for name in ("W", "H", "b")}) for i in range(3)]
+    torch.testing.assert_close(layer_peeled(**model), torch.stack(alone), rtol=1e-13, atol=0)
+
+
+def test_without_smoothing_the_layer_peeled_model_is_the_other_objective_in_other_units():
+    W, H, y = torch.randn(3, 4), torch.rand(4, 6), labels(3, 2)
+    value = layer_peeled(W, H, y, 0.1, 0.2)
+    torch.testing.assert_close(value, objective(H, [W], y, 0.2, 0.2, loss="ce"))  # 2 lam_w, 2 lam_h / K
+
+
+PEELED = {"W": torch.ones(3, 4), "H": torch.ones(4, 6), "y": labels(3, 2), "lam_w": 0.1, "lam_h": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": 1.0}, r"alpha=1\.0: a number in \[0, 1\)"),
+        ({"alpha": -0.1}, r"alpha=-0\.1: a number in \[0, 1\)"),
+        ({"alpha": nan}, r"alpha=nan: a number in \[0, 1\)"),
+        ({"alpha": None}, r"alpha=None: a number in \[0, 1\)"),
+        ({"H": -torch.ones(4, 6)}, "H has an entry -1: features have to be non-negative"),
+        ({"y": torch.tensor([0, 0, 0, 1, 1, 2])}, "classes have 1 to 3 samples: K of each are needed"),
+        ({"W": torch.ones(1, 4), "y": labels(1, 6)}, "K=1 rows: at least two classes"),
+        ({"W": torch.ones(3, 5)}, "what it multiplies has dimension 4"),
+        ({"lam_h": 0.0}, r"lam_h=0\.0: a positive number"),
+        ({"b": torch.ones(3), "lam_b": -1.0}, r"lam_b=-1\.0: a number that is not negative"),
+    ],
+)
+def test_bad_input_of_the_layer_peeled_model_is_one_clear_message(change, message):
+    with pytest.raises(ValueError, match=message):
+        layer_peeled(**PEELED | change)
+
+
+def test_negative_features_are_allowed_where_the_caller_says_so():
+    assert layer_peeled(**PEELED | {"H": -torch.ones(4, 6)}, nonnegative=False).isfinite()

@@ -1,0 +1,93 @@
+"""Labels made wrong on purpose, with a record of whose."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Noise(NamedTuple):
+    """Labels before and after, `(N,)` each, and the mask `(N,)` of the samples that the noise has picked."""
+
+    y_true: Tensor
+    y_observed: Tensor
+    corrupted: Tensor
+
+    @property
+    def changed(self) -> Tensor:
+        """Mask `(N,)` of the samples whose label is not the true one; a redrawn label can be."""
+        return self.y_observed != self.y_true
+
+
+def corrupt(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
+    r"""Redraw each label with probability :math:`\eta`, independently, uniformly from all K labels.
+
+    .. math:: P(\text{observed} \ne \text{true}) = \eta\, \frac{K - 1}{K},
+
+    for a redrawn label may be the old one. `corrupted` marks the redrawn samples, the set of the paper's sum, whether
+    or not their label has changed.
+
+    Parameters
+    ----------
+    y_true
+        Labels `(N,)`, `0..K-1`.
+    K
+        Number of classes, at least 2.
+    eta
+        In `[0, 1]`.
+    seed
+        Of a generator on the CPU, whatever the device. With one seed, what a smaller `eta` has redrawn a larger one has
+        redrawn as well, to the same label.
+
+    Returns
+    -------
+    Noise
+        On the device of `y_true`.
+
+    Raises
+    ------
+    ValueError
+        For `eta` outside `[0, 1]`, and labels of another shape or dtype or outside `0..K-1`.
+
+    Source: Nguyen et al. (2023), section 4.1.
+    """
+    _check(y_true, K, eta)
+    generator = torch.Generator().manual_seed(seed)
+    corrupted = torch.rand(len(y_true), generator=generator, dtype=torch.float64) < eta
+    redrawn = torch.randint(K, (len(y_true),), generator=generator)
+    corrupted, redrawn = corrupted.to(y_true.device), redrawn.to(y_true.device)
+    return Noise(y_true, torch.where(corrupted, redrawn, y_true), corrupted)
+
+
+def latent_classes(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
+    r"""Split the share :math:`\eta` of each class k off into an observed class of its own, :math:`K + k`.
+
+    Of the :math:`n_k` samples of class k, exactly `round(eta * n_k)` (halves to the even number), chosen at random, get
+    the observed label :math:`K + k`. There are 2K observed classes then, and two of them have the same kind of images:
+    telling them apart is possible only sample by sample. `corrupted` marks the samples of the new classes.
+
+    Parameters, result and errors are those of :func:`corrupt`; `y_observed` is in `0..2K-1`. With one seed, what a
+    smaller `eta` splits off a larger one does as well.
+
+    Source: Nguyen et al. (2023), section 4.1, the latent classes.
+    """
+    _check(y_true, K, eta)
+    order = torch.randperm(len(y_true), generator=torch.Generator().manual_seed(seed)).to(y_true.device)
+    corrupted = torch.zeros_like(y_true, dtype=torch.bool)
+    for k in range(K):
+        members = order[y_true[order] == k]
+        corrupted[members[: round(eta * len(members))]] = True
+    return Noise(y_true, torch.where(corrupted, y_true + K, y_true), corrupted)
+
+
+def _check(y_true: Tensor, K: int, eta: float) -> None:
+    if not isinstance(K, int) or K < 2:
+        raise ValueError(f"K = {K!r}: at least 2 classes are needed")
+    if not 0 <= eta <= 1:
+        raise ValueError(f"eta = {eta!r}: a number in [0, 1] is needed")
+    if y_true.ndim != 1 or y_true.dtype != torch.int64:
+        raise ValueError(f"y_true is {y_true.dtype} of shape {tuple(y_true.shape)}: int64 labels (N,) are needed")
+    if len(y_true) and (y_true.min() < 0 or y_true.max() >= K):
+        raise ValueError(f"y_true has labels from {int(y_true.min())} to {int(y_true.max())}: 0..{K - 1} are allowed")

@@ -1,0 +1,202 @@
+r"""The layer-peeled model with non-negative features (Nguyen et al., Section 3, Appendix B), with the right constants.
+
+N classes of K samples, features :math:`h_n^{(k)} \ge 0` in M dimensions, a classifier with rows :math:`w_n`, and the
+objective :func:`lib.models.unconstrained.layer_peeled`. One inequality carries everything (Lemma B.1),
+
+.. math:: P(W, H) \ge -\frac{\|W\|\,\|H\|}{\sqrt{KN(N-1)}},
+
+where P is :func:`score_difference`. It leaves a convex function of one number, the average margin s:
+
+.. math::
+    \varphi(s) = \log\big(1 + (N-1)e^{-s}\big) + (\beta + 2\kappa)s, \qquad
+    \beta = \tfrac{N-1}N \alpha, \quad \kappa = \sqrt{N(N-1)\lambda_W\lambda_H} .
+
+The printed (25), (26) and the condition of Theorem 3.2 have :math:`\sqrt{(N-1)\lambda_W\lambda_H}` for kappa and 1 for
+the bound :math:`\frac{N-1}N` on :math:`\beta + 2\kappa`; the chapter on positive features measures the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lib.models.unconstrained import check, check_nonnegative, check_positive, check_smoothing
+
+
+class Optimum(NamedTuple):
+    r"""The global minimum of the layer-peeled model with non-negative features.
+
+    W2, H2
+        :math:`\|W\|_F^2` and :math:`\|H\|_F^2`, the latter over all N K columns.
+    score
+        The margin :math:`s = \langle w_n - w_m, h_n\rangle` of every sample against every other class.
+    rho
+        :math:`\|h_n\|^2` of a class mean.
+    alignment
+        The c in :math:`w_n = c\,(h_n - h)`, where h is the mean of all features.
+    strength
+        :math:`\beta + 2\kappa`; the minimiser is zero from :math:`\frac{N-1}N` on.
+    objective
+        The minimum.
+    """
+
+    W2: float
+    H2: float
+    score: float
+    rho: float
+    alignment: float
+    strength: float
+    objective: float
+
+
+def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0, M: int | None = None) -> Optimum:
+    r"""The norms of a global minimiser, (25) and (26) with their constants put right.
+
+    With :math:`\beta = \frac{N-1}N\alpha` and :math:`\kappa = \sqrt{N(N-1)\lambda_W\lambda_H}`,
+
+    .. math::
+        s = \max\Big(0,\ \log\frac{(N-1)(1 - \beta - 2\kappa)}{\beta + 2\kappa}\Big), \qquad
+        \lambda_W\|W\|^2 = \tfrac{\lambda_H}K\|H\|^2 = \kappa s .
+
+    Parameters
+    ----------
+    N, K, M
+        Classes, samples of each, and the dimension of the features, checked where given.
+    lam_w, lam_h
+        Weight decays as in the objective: no factor 1/2, and :math:`\lambda_H/K`.
+    alpha
+        Label smoothing.
+
+    Raises
+    ------
+    ValueError
+        For N < 2, K < 1, M < N, weight decays that are not positive, `alpha` outside [0, 1).
+
+    Source: Appendix B.4; the constants are this book's.
+    """
+    check_sizes(N, K, M)
+    strength, kappa = _strength(N, lam_w, lam_h, alpha)
+    s = math.log((N - 1) * (1 - strength) / strength) if strength < (N - 1) / N else 0.0
+    s = max(s, 0.0)
+    return Optimum(
+        W2=kappa * s / lam_w,
+        H2=K * kappa * s / lam_h,
+        score=s,
+        rho=kappa * s / lam_h / N,
+        alignment=math.sqrt(N * lam_h / ((N - 1) * lam_w)),
+        strength=strength,
+        objective=math.log1p((N - 1) * math.exp(-s)) + strength * s,
+    )
+
+
+def is_nonzero(N: int, lam_w: float, lam_h: float, alpha: float = 0.0) -> bool:
+    r"""Whether the minimiser is not zero: :math:`\frac{N-1}N\alpha + 2\sqrt{N(N-1)\lambda_W\lambda_H} < \frac{N-1}N`.
+
+    The condition of Theorem 3.2 put right. ValueError as :func:`optimal_norms`.
+    """
+    check_sizes(N, 1)
+    return _strength(N, lam_w, lam_h, alpha)[0] < (N - 1) / N
+
+
+def _strength(N: int, lam_w: float, lam_h: float, alpha: float) -> tuple[float, float]:
+    """beta + 2 kappa, and kappa."""
+    check_positive(lam_w=lam_w, lam_h=lam_h)
+    check_smoothing(alpha)
+    kappa = math.sqrt(N * (N - 1) * lam_w * lam_h)
+    return (N - 1) / N * alpha + 2 * kappa, kappa
+
+
+def nc_configuration(
+    N: int, K: int, M: int, lam_w: float, lam_h: float, alpha: float = 0.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    r"""A global minimiser drawn at random: `W: (N, M)` and `H: (M, N K)`, float64.
+
+    The coordinates are dealt out to the classes, at least one each, and the mean of a class is a random positive vector
+    on its own coordinates; :math:`w_n = c(h_n - h)`. Columns are organised by class, as
+    :func:`lib.models.unconstrained.labels`. Both are zero where the minimiser is. ValueError as :func:`optimal_norms`.
+    """
+    optimum = optimal_norms(N, K, lam_w, lam_h, alpha, M)
+    rng = np.random.default_rng(seed)
+    owner = rng.permutation(np.r_[np.arange(N), rng.integers(N, size=M - N)])
+    means = np.zeros((M, N))
+    means[np.arange(M), owner] = np.abs(rng.standard_normal(M)) + 0.1
+    means *= math.sqrt(optimum.rho) / np.linalg.norm(means, axis=0)
+    W = optimum.alignment * (means - means.mean(1, keepdims=True)).T
+    return torch.from_numpy(W), torch.from_numpy(means).repeat_interleave(K, 1)
+
+
+def score_difference(W: Tensor, H: Tensor, y: Tensor) -> Tensor:
+    r"""P(W, H) of Lemma B.1, `(...)`: how far the scores of the wrong classes lie above the right one, on average.
+
+    .. math:: P(W, H) = \frac1{KN(N-1)} \sum_{k,n} \sum_{m \ne n} \langle w_m - w_n, h_n^{(k)}\rangle
+
+    `W: (..., N, M)`, `H: (..., M, N K)` non-negative, `y: (N K,)` in `0..N-1`. ValueError for shapes or labels that do
+    not fit, and for negative features. Source: Appendix B.3.
+    """
+    _check_pair(W, H, y)
+    Z, N = W @ H, W.shape[-2]
+    own = Z.gather(-2, y.expand(*Z.shape[:-2], 1, len(y))).squeeze(-2)
+    return (Z.sum(-2) - N * own).mean(-1) / (N - 1)
+
+
+class Distance(NamedTuple):
+    """How far a pair is from Definition 3.1, one number per condition; all zero exactly for a configuration.
+
+    within
+        (i): largest entry of a feature minus its class mean, relative to the largest entry of the means.
+    frame
+        (ii): largest entry of the Gram matrix of the means, over its mean diagonal entry, minus the identity.
+    duality
+        (iii): largest entry of W - C (h_n - h), with the best C, relative to the largest entry of W.
+    factor
+        That C.
+    """
+
+    within: float
+    frame: float
+    duality: float
+    factor: float
+
+
+def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
+    r"""How far `W: (N, M)` and `H: (M, N K)`, labels `y: (N K,)`, are from Definition 3.1.
+
+    The definition writes :math:`P_{h^\perp} h_n` for what is :math:`h_n - h` once (ii) holds; the projection itself is
+    evaluated here. nan where the means, or W, are zero. ValueError as :func:`score_difference`.
+    """
+    _check_pair(W, H, y)
+    N = W.shape[-2]
+    means = torch.stack([H[:, y == n].mean(1) for n in range(N)], 1)
+    h = means.mean(1, keepdim=True)
+    gram = means.T @ means
+    projected = (means - h @ (h.T @ means) / h.square().sum()).T
+    factor = (W * projected).sum() / projected.square().sum()
+    largest = lambda part, whole: (part.abs().max() / whole.abs().max()).item()  # noqa: E731
+    return Distance(
+        within=largest(H - means[:, y], means),
+        frame=(gram / gram.diagonal().mean() - torch.eye(N, dtype=gram.dtype)).abs().max().item(),
+        duality=largest(W - factor * projected, W),
+        factor=factor.item(),
+    )
+
+
+def _check_pair(W: Tensor, H: Tensor, y: Tensor) -> None:
+    check(H, [W], y, 1.0, 1.0)
+    counts = torch.bincount(y)
+    if counts.min() != counts.max():
+        raise ValueError(f"classes have {int(counts.min())} to {int(counts.max())} samples: K of each are needed")
+    check_nonnegative(H)
+
+
+def check_sizes(N: int, K: int, M: int | None = None) -> None:
+    """ValueError that names the first size that is too small; `M` is looked at where given."""
+    for name, value, least in (("N", N, 2), ("K", K, 1), ("M", M, N)):
+        if name == "M" and M is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            why = " (N orthogonal means need M >= N)" if name == "M" else ""
+            raise ValueError(f"{name}={value!r}: an integer of at least {least} is needed{why}")

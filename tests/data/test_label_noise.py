@@ -1,0 +1,92 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lib.data.label_noise import corrupt, latent_classes
+
+BOTH = pytest.mark.parametrize("noise", [corrupt, latent_classes])
+
+
+def labels(N, K):
+    return torch.arange(N) % K
+
+
+def test_the_redrawn_share_is_eta_and_the_new_labels_are_uniform_over_all_classes():
+    N, K, eta = 40_000, 5, 0.3
+    noise = corrupt(labels(N, K), K, eta, seed=0)
+    assert noise.corrupted.double().mean().item() == pytest.approx(eta, abs=5 * (eta * (1 - eta) / N) ** 0.5)
+    for k in range(K):  # among the redrawn of each true class, each label
+        counts = noise.y_observed[noise.corrupted & (noise.y_true == k)].bincount(minlength=K)
+        n = counts.sum().item()
+        assert (counts / n - 1 / K).abs().max().item() < 5 * (1 / K * (1 - 1 / K) / n) ** 0.5
+
+
+def test_a_redrawn_label_may_be_the_old_one_and_counts_as_corrupted():
+    N, K, eta = 40_000, 4, 0.5
+    noise = corrupt(labels(N, K), K, eta, seed=1)
+    unchanged = noise.corrupted & (noise.y_observed == noise.y_true)
+    assert unchanged.double().mean().item() == pytest.approx(eta / K, abs=0.01)
+    assert torch.equal(noise.changed, noise.corrupted & ~unchanged)
+
+
+@BOTH
+@given(st.integers(1, 60), st.integers(2, 7), st.floats(0, 1), st.integers(0, 2**31))
+def test_only_picked_samples_get_another_label(noise, N, K, eta, seed):
+    y = labels(N, K)
+    found = noise(y, K, eta, seed)
+    assert torch.equal(found.y_true, y) and torch.equal(y, labels(N, K))
+    assert torch.equal(found.y_observed[~found.corrupted], y[~found.corrupted])
+    assert found.corrupted.dtype == torch.bool and found.y_observed.dtype == torch.int64
+
+
+@given(st.integers(1, 60), st.integers(2, 7), st.floats(0, 1), st.integers(0, 2**31))
+def test_latent_classes_take_the_same_share_of_every_class(N, K, eta, seed):
+    noise = latent_classes(labels(N, K), K, eta, seed)
+    for k in range(K):
+        n = (noise.y_true == k).sum().item()
+        moved = (noise.y_observed == K + k).sum().item()
+        assert abs(moved - eta * n) <= 0.5
+        assert moved + (noise.y_observed == k).sum().item() == n
+    assert torch.equal(noise.corrupted, noise.changed)
+
+
+@BOTH
+def test_more_noise_with_the_same_seed_adds_to_what_there_was(noise):
+    y, before = labels(200, 4), None
+    for eta in (0.0, 0.1, 0.35, 0.7, 1.0):
+        found = noise(y, 4, eta, seed=2)
+        if before is not None:
+            assert found.corrupted[before.corrupted].all()
+            assert torch.equal(found.y_observed[before.corrupted], before.y_observed[before.corrupted])
+        before = found
+    assert before.corrupted.all()
+    assert not noise(y, 4, 0.0, seed=2).corrupted.any()
+
+
+@BOTH
+def test_a_seed_is_one_draw_and_the_global_generator_stays_as_it_was(noise):
+    y, state = labels(100, 3), torch.get_rng_state()
+    first, second, other = (noise(y, 3, 0.5, seed) for seed in (4, 4, 5))
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(first.y_observed, second.y_observed)
+    assert not torch.equal(first.corrupted, other.corrupted)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "y, K, eta, message",
+    [
+        (labels(6, 3), 3, -0.1, "eta = -0.1"),
+        (labels(6, 3), 3, 1.5, "eta = 1.5"),
+        (labels(6, 3), 3, float("nan"), "eta = nan"),
+        (labels(6, 3), 1, 0.1, "K = 1"),
+        (labels(6, 3), 2, 0.1, "from 0 to 2"),
+        (labels(6, 3) - 1, 3, 0.1, "from -1 to 1"),
+        (labels(6, 3)[None], 3, 0.1, "int64 labels"),
+        (labels(6, 3).int(), 3, 0.1, "int32"),
+    ],
+)
+def test_impossible_noise_is_refused(noise, y, K, eta, message):
+    with pytest.raises(ValueError, match=message):
+        noise(y, K, eta, 0)

@@ -1,0 +1,360 @@
+"""The memorization-dilation model against its definition, solved by general-purpose optimisers in the feature space."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from lib.theory import memorization_dilation as md
+
+quick = settings(max_examples=60, deadline=None)
+slow = settings(max_examples=10, deadline=None)
+
+
+@st.composite
+def problems(draw, largest_margin=12.0):
+    """A problem with a margin of at least 0.2; the weight decays and their ratio are drawn."""
+    theta = 1 / (1 + math.exp(draw(st.floats(0.2, largest_margin))))
+    share = draw(st.floats(0.0, 0.95))  # of theta that is due to label smoothing
+    root = theta * (1 - share) / math.sqrt(2)  # sqrt(lam_w lam_h)
+    ratio = math.exp(draw(st.floats(-2.0, 2.0)))
+    eta = draw(st.floats(0.01, 1.0))
+    return md.model(root * ratio, root / ratio, 2 * theta * share, eta, math.exp(draw(st.floats(-3.0, 3.0))))
+
+
+laws = st.one_of(
+    st.builds(md.sphere, st.integers(2, 20)),
+    st.builds(md.ball, st.integers(2, 20)),
+    st.builds(md.two_point, st.floats(-1.0, 1.0)),
+    st.builds(md.three_point, st.floats(1.0, 12.0), st.floats(-1.0, 1.0)),
+    st.builds(md.skewed, st.floats(1.0, 12.0)),
+)
+
+
+def loss(problem, W, features, label):
+    """The label-smoothing loss (1) of features (n, M), through torch."""
+    scores = torch.as_tensor(features @ W.T)
+    y = torch.full((len(features),), label)
+    smoothed = torch.nn.functional.cross_entropy(scores, y, label_smoothing=float(problem.alpha), reduction="none")
+    return smoothed.numpy()
+
+
+def half_risk(problem, W):
+    """u -> (value, gradient) of the objective of (P_u1), written in the feature space."""
+    across, alpha, lam = W[1] - W[0], float(problem.alpha), float(problem.lam_h)
+
+    def value(u):
+        t = across @ u
+        slope = expit(t) - alpha / 2
+        return np.logaddexp(0, t) - alpha / 2 * t + lam * u @ u, slope * across + 2 * lam * u
+
+    return value
+
+
+def constrained(problem, W, H, r):
+    """u_1(r) by SLSQP over all of R^M_+; objective and unknown in natural units."""
+    radius, rho, start = problem.C_MD * r / (problem.eta * problem.distance), float(problem.rho), H[1]
+    risk, scale = half_risk(problem, W), 1 / float(problem.s)
+
+    def scaled(x):
+        value, gradient = risk(rho * x)
+        return scale * value, scale * rho * gradient
+
+    ball = {
+        "type": "ineq",
+        "fun": lambda x: (radius / rho) ** 2 - ((x - H[1] / rho) ** 2).sum(),
+        "jac": lambda x: -2 * (x - H[1] / rho),
+    }
+    options = {"ftol": 1e-14, "maxiter": 1000}
+    found = minimize(
+        scaled, start / rho, jac=True, bounds=[(0, None)] * len(start), constraints=[ball], options=options
+    )
+    return rho * found.x
+
+
+# --- the configuration ---
+
+
+@slow
+@given(problems(), st.integers(2, 5), st.integers(0, 99))
+def test_the_configuration_solves_the_layer_peeled_problem_of_assumption_4_2(problem, M, seed):
+    alpha, lam_w, lam_h = float(problem.alpha), float(problem.lam_w), float(problem.lam_h)
+
+    def risk(z):
+        W = torch.tensor(z[: 2 * M].reshape(2, M), requires_grad=True)
+        H = torch.tensor(z[2 * M :].reshape(2, M), requires_grad=True)
+        cross = torch.nn.functional.cross_entropy(H @ W.T, torch.arange(2), label_smoothing=alpha, reduction="sum")
+        value = cross + lam_w * W.square().sum() + lam_h * H.square().sum()
+        value.backward()
+        return value.item(), torch.cat([W.grad.flatten(), H.grad.flatten()]).numpy()
+
+    W, H = md.embed(problem, M, seed)
+    minimum = risk(np.concatenate([W.ravel(), H.ravel()]))[0]
+    rng, bounds = np.random.default_rng(seed), [(None, None)] * 2 * M + [(0, None)] * 2 * M
+    size = float(problem.rho) * np.r_[np.full(2 * M, float(problem.alignment)), np.ones(2 * M)]
+    starts = [size * rng.uniform(0, 1, 4 * M) for _ in range(6)]
+    options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 5000, "maxfun": 20000}
+    found = min(
+        (minimize(risk, z, jac=True, bounds=bounds, method="L-BFGS-B", options=options) for z in starts),
+        key=lambda end: end.fun,
+    )
+    assert found.fun == pytest.approx(minimum, abs=1e-7)
+    assert found.fun > minimum - 1e-12
+
+
+@quick
+@given(problems(), st.integers(2, 6), st.integers(0, 99))
+def test_the_embedded_configuration_has_the_margin_and_the_distance_that_it_says(problem, M, seed):
+    W, H = md.embed(problem, M, seed)
+    assert (H >= 0).all() and abs(H[0] @ H[1]) < 1e-14 * problem.rho**2
+    assert np.linalg.norm(H[0] - H[1]) == pytest.approx(float(problem.distance), rel=1e-12)
+    assert (W[0] - W[1]) @ H[0] == pytest.approx(float(problem.s), rel=1e-12)
+    assert np.allclose(W.sum(0), 0, atol=1e-12 * np.abs(W).max())
+
+
+@quick
+@given(st.floats(-9.0, -0.5), st.floats(1e-6, 0.999), st.floats(-2.0, 2.0))
+def test_cross_entropy_has_longer_features_for_every_positive_smoothing(log_root, share, log_ratio):
+    root, ratio = 10**log_root, math.exp(log_ratio)
+    alpha = (1 - 2 * math.sqrt(2) * root) * share
+    if alpha <= 1e-9 * root:
+        return
+    lam_w, lam_h = root * ratio, root / ratio
+    gamma = md.norm_ratio(lam_w, lam_h, alpha)
+    rho = [md.model(lam_w, lam_h, a, 0.1, 1.0).rho for a in (0.0, alpha)]
+    assert gamma > 1
+    assert gamma == pytest.approx(rho[0] / rho[1], rel=1e-10)
+
+
+# --- u_1(r), F and r_* ---
+
+
+@slow
+@given(problems(largest_margin=6.0), st.floats(0.05, 1.2), st.integers(2, 5), st.integers(0, 99))
+def test_the_corrupted_feature_solves_its_constrained_problem_in_the_whole_space(problem, y, M, seed):
+    W, H = md.embed(problem, M, seed)
+    risk, r = half_risk(problem, W), y * problem.r_max
+    a, b = md.corrupted_features(problem, r)
+    ours, theirs = a * H[0] + b * H[1], constrained(problem, W, H, r)
+    allowed = problem.C_MD * r / (problem.eta * problem.distance)
+    assert np.linalg.norm(ours - H[1]) <= allowed * (1 + 1e-12)
+    assert risk(ours)[0] <= risk(theirs)[0] + 1e-9
+    assert np.abs(ours - theirs).max() < 2e-3 * problem.rho
+    assert md.corrupted_risk(problem, r) == pytest.approx(2 * risk(ours)[0], rel=1e-9, abs=1e-12)
+
+
+@quick
+@given(problems(), st.floats(0.0, 0.999))
+def test_the_first_order_conditions_hold_at_the_corrupted_feature(problem, y):
+    a, b = md.corrupted_features(problem, y * problem.r_max)
+    s, lam = float(problem.s), float(problem.lam_h * problem.rho**2)
+    slope = s * (1 / (1 + math.exp(-s * (b - a))) - float(problem.alpha) / 2)
+    gradient = np.array([-slope + 2 * lam * a, slope + 2 * lam * b])
+    normal = np.array([a, b - 1.0])
+    assert a**2 + (b - 1) ** 2 == pytest.approx(2 * y**2, rel=1e-8, abs=1e-12)
+    if b > 0 and a > 0 and y > 0.01:
+        assert abs(gradient[0] * normal[1] - gradient[1] * normal[0]) < 1e-6 * np.linalg.norm(gradient)
+        assert gradient @ normal <= 0
+
+
+@pytest.mark.parametrize("y", [1.0, 1.5, 40.0])
+def test_from_r_max_on_the_corrupted_feature_is_the_clean_mean(y):
+    problem = md.model(1e-3, 2e-3, 0.1, 0.2, 1.5)
+    assert md.corrupted_features(problem, y * problem.r_max) == (1.0, 0.0)
+
+
+def test_at_no_dilation_the_corrupted_feature_stays_at_the_other_mean():
+    assert md.corrupted_features(md.model(1e-3, 2e-3, 0.1, 0.2, 1.5), 0.0) == (0.0, 1.0)
+
+
+@slow
+@given(problems(), st.floats(0.0, 3.0), st.integers(2, 6), st.integers(0, 99), st.booleans())
+def test_the_clean_risk_is_the_average_loss_over_the_distribution(problem, size, M, seed, solid):
+    W, H = md.embed(problem, M, seed)
+    r, rng = size * problem.rho, np.random.default_rng(seed)
+    v = rng.standard_normal((100_000, M))
+    v *= r / np.linalg.norm(v, axis=1, keepdims=True)
+    if solid:
+        v *= math.sqrt((M + 2) / M) * rng.uniform(0, 1, (len(v), 1)) ** (1 / M)
+    lam = problem.lam_h
+    risks = [loss(problem, W, H[n] + v, n) + lam * np.square(H[n] + v).sum(1) for n in (0, 1)]
+    sampled, spread = sum(x.mean() for x in risks), math.hypot(*(x.std() for x in risks)) / math.sqrt(len(v))
+    exact = md.clean_risk(problem, (md.ball if solid else md.sphere)(M), r)
+    assert abs(sampled - exact) < 6 * spread + 1e-9
+
+
+@quick
+@given(problems(), st.floats(0.0, 3.0), st.floats(1.0, 6.0), st.floats(-1.0, 1.0))
+def test_the_clean_risk_of_finitely_many_points_is_their_average_loss(problem, size, A, cosine):
+    W, H = md.embed(problem, 3, 1)
+    r, along = size * problem.rho, (H[1] - H[0]) / problem.distance
+    direction = cosine * along + math.sqrt(1 - cosine**2) * (H[0] + H[1]) / problem.distance
+    points, masses = A * r * np.outer([-1, 0, 1], direction), np.array([0.5, A**2 - 1, 0.5]) / A**2
+    lam = problem.lam_h
+    exact = sum(masses @ (loss(problem, W, H[n] + points, n) + lam * np.square(H[n] + points).sum(1)) for n in (0, 1))
+    assert md.clean_risk(problem, md.three_point(A, cosine), r) == pytest.approx(exact, rel=1e-10)
+
+
+@quick
+@given(laws)
+def test_every_law_has_mean_zero_and_no_more_variance_than_its_length_allows(law):
+    assert law.weights.sum() == pytest.approx(1, abs=1e-12)
+    assert law.nodes @ law.weights == pytest.approx(0, abs=1e-12)
+    assert law.nodes**2 @ law.weights <= 1 + 1e-12
+    assert np.abs(law.nodes).max() <= law.A + 1e-12
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(), laws)
+def test_no_other_dilation_has_a_lower_risk(problem, law):
+    best = md.optimal_dilation(problem, law)
+
+    def risk(r):
+        return md.clean_risk(problem, law, r) + problem.eta * md.corrupted_risk(problem, r)
+
+    others = np.concatenate([np.linspace(0, 1.5, 31) * problem.r_max, best * (1 + np.array([-1e-3, 1e-3]))])
+    assert 0 < best <= problem.r_max
+    assert risk(best) <= risk(others).min() + 1e-10 * problem.s
+
+
+@pytest.mark.parametrize("cosine", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("alpha, eta, C_MD", [(0.0, 0.3, 3.0), (0.2, 0.9, 2.0)])
+def test_the_whole_problem_solved_at_once_ends_at_the_same_dilation(cosine, alpha, eta, C_MD):
+    # Definition 4.1 in (u_1, u_2, r) at once, for two points at an angle to h_2 - h_1, in units of rho and r_max
+    problem, M = md.model(0.02, 0.04, alpha, eta, C_MD), 3
+    rho, lam, r_max = float(problem.rho), float(problem.lam_h), float(problem.r_max)
+    W, H = md.embed(problem, M, 1)
+    along = (H[1] - H[0]) / problem.distance
+    direction = cosine * along + math.sqrt(1 - cosine**2) * (H[0] + H[1]) / problem.distance
+    reach = C_MD * r_max / (eta * float(problem.distance) * rho)
+
+    def risk(z):
+        u, v = rho * z[: 2 * M].reshape(2, M), r_max * z[-1] * np.outer([-1, 1], direction)
+        clean = sum((loss(problem, W, H[n] + v, n) + lam * np.square(H[n] + v).sum(1)).mean() for n in (0, 1))
+        return clean + eta * sum(loss(problem, W, u[n : n + 1], n)[0] + lam * u[n] @ u[n] for n in (0, 1))
+
+    def slack(n):
+        return lambda z: (reach * z[-1]) ** 2 - ((z[n * M : n * M + M] - H[1 - n] / rho) ** 2).sum()
+
+    balls, options = [{"type": "ineq", "fun": slack(n)} for n in (0, 1)], {"ftol": 1e-14, "maxiter": 500}
+    start = np.r_[H.ravel() / rho, 1.0]
+    found = minimize(risk, start, bounds=[(0, None)] * (2 * M + 1), constraints=balls, options=options)
+    best = md.optimal_dilation(problem, md.two_point(cosine))
+    assert min(ball["fun"](found.x) for ball in balls) > -1e-8
+    assert found.x[-1] == pytest.approx(float(best / problem.r_max), abs=1e-4)
+    ours = md.clean_risk(problem, md.two_point(cosine), best) + eta * md.corrupted_risk(problem, best)
+    assert ours == pytest.approx(found.fun, abs=1e-8)
+
+
+def test_arrays_of_problems_give_what_one_problem_at_a_time_gives():
+    lam, alpha = np.array([1e-4, 1e-3, 1e-2]), np.array([[0.0], [0.3]])
+    together = md.model(lam, 2 * lam, alpha, 0.3, 1.1)
+    laws = md.three_point(np.array([1.0, 2.0, 3.0]))
+    r = md.optimal_dilation(together, laws)
+    assert r.shape == (2, 3)
+    for i, j in np.ndindex(2, 3):
+        alone = md.model(lam[j], 2 * lam[j], alpha[i, 0], 0.3, 1.1)
+        assert r[i, j] == pytest.approx(float(md.optimal_dilation(alone, md.three_point(j + 1.0))), rel=1e-12)
+        assert md.corrupted_risk(together, r)[i, j] == pytest.approx(
+            float(md.corrupted_risk(alone, r[i, j])), rel=1e-12
+        )
+
+
+# --- the bounds ---
+
+
+@quick
+@given(problems(), laws)
+def test_the_optimal_dilation_obeys_both_lower_bounds(problem, law):
+    share = md.optimal_dilation(problem, law) / problem.r_max
+    printed = 1 - md.constants(problem, law.A).C_prime * np.sqrt(problem.eta)
+    assert share >= md.dilation_bound(problem, law.A) - 1e-12 >= printed - 2e-12
+    assert printed == pytest.approx(1 - law.A * float(problem.p), rel=1e-10)
+
+
+@quick
+@given(problems(), laws, st.floats(1e-3, 10.0))
+def test_the_corrected_constant_bounds_the_clean_risk_at_every_dilation(problem, law, size):
+    r = size * problem.rho
+    growth = md.clean_risk(problem, law, r) - md.clean_risk(problem, law, 0.0)
+    assert growth <= md.constants(problem, law.A).C2_corrected * r**2 * (1 + 1e-9) + 1e-13
+
+
+def test_the_printed_constant_of_lemma_c5_is_half_of_what_two_points_need():
+    problem = md.model(1e-3, 1e-3, 0.1, 0.1, 1.0)
+    r = 1e-3 * problem.rho
+    growth = md.clean_risk(problem, md.two_point(), r) - md.clean_risk(problem, md.two_point(), 0.0)
+    assert growth / (md.constants(problem, 1.0).C2 * r**2) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_the_corrected_constant_of_lemma_c5_is_nearly_attained():
+    problem, A = md.model(1e-3, 1e-3, 0.1, 0.1, 1.0), 1e3
+    r = math.sqrt(2) * problem.rho / A
+    growth = md.clean_risk(problem, md.skewed(A), r) - md.clean_risk(problem, md.skewed(A), 0.0)
+    assert growth / (md.constants(problem, A).C2_corrected * r**2) == pytest.approx(1.0, abs=1e-3)
+
+
+@quick
+@given(problems(), st.floats(0.0, 1.0))
+def test_one_half_of_the_corrupted_risk_already_grows_as_fast_as_lemma_c4_says(problem, y):
+    r, constants = y * problem.r_max, md.constants(problem, 1.0)
+    growth = md.corrupted_risk(problem, r) - md.corrupted_risk(problem, problem.r_max)
+    needed = constants.C1 * ((problem.r_max - r) / problem.eta) ** 2
+    assert growth / 2 >= needed * (1 - 1e-9) - 1e-11
+
+
+@quick
+@given(problems(), st.floats(math.sqrt(0.5), 0.9999))
+def test_the_distance_from_the_clean_mean_lies_between_the_constants_of_lemma_c3(problem, y):
+    a, b = md.corrupted_features(problem, y * problem.r_max)
+    constants = md.constants(problem, 1.0)
+    per_noise = problem.rho * math.hypot(1 - a, b) / (problem.r_max * (1 - y) / problem.eta)
+    assert constants.c * (1 - 1e-8) <= per_noise <= constants.C * (1 + 1e-8)
+
+
+# --- what is refused ---
+
+
+GOOD = {"lam_w": 1e-3, "lam_h": 1e-3, "alpha": 0.1, "eta": 0.2, "C_MD": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("alpha", -0.1), ("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("eta", -0.5), ("eta", 1.5), ("lam_w", 0.0),
+     ("lam_h", -1e-3), ("lam_w", math.inf), ("C_MD", 0.0), ("C_MD", math.nan)],
+)  # fmt: skip
+def test_a_parameter_outside_its_range_is_named(name, bad):
+    with pytest.raises(ValueError, match=rf"{name}={bad:g}: .* is needed"):
+        md.model(**{**GOOD, name: bad})
+    with pytest.raises(ValueError, match=rf"{name}={bad:g}: .* is needed"):
+        md.model(**{**GOOD, name: np.array([GOOD[name], bad])})
+
+
+def test_parameters_for_which_the_features_are_zero_are_refused():
+    for alpha in (0.0, 0.4):
+        edge = (1 - alpha) / (2 * math.sqrt(2))
+        md.model(edge * 0.999, edge * 0.999, alpha, 0.1, 1.0)
+        with pytest.raises(ValueError, match="the optimal features are zero"):
+            md.model(edge * 1.001, edge * 1.001, alpha, 0.1, 1.0)
+
+
+def test_impossible_laws_and_dimensions_are_refused():
+    problem = md.model(**GOOD)
+    for make in (md.sphere, md.ball, lambda M: md.embed(problem, M)):
+        with pytest.raises(ValueError, match="M=1: .*2 dimensions"):
+            make(1)
+    with pytest.raises(ValueError, match="A=0.9"):
+        md.three_point(0.9)
+    with pytest.raises(ValueError, match="cosine=1.1"):
+        md.two_point(1.1)
+    with pytest.raises(ValueError, match="A=0.5"):
+        md.dilation_bound(problem, 0.5)
+    with pytest.raises(ValueError, match="r=-1"):
+        md.corrupted_features(problem, -1.0)
+    with pytest.raises(ValueError, match=r"of shape \(2,\)"):
+        md.embed(md.model(1e-3, 1e-3, [0.0, 0.1], 0.1, 1.0), 2)

@@ -1,0 +1,315 @@
+"""The layer-peeled model with non-negative features: closed forms against objective and sums, in float64."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lib.models.unconstrained import labels, layer_peeled
+from lib.multistart import multistart
+from lib.theory import positive_features as theory
+
+quick = settings(max_examples=40, deadline=None)
+slow = settings(max_examples=5, deadline=None)
+
+sizes = st.tuples(st.integers(2, 6), st.integers(1, 4), st.integers(0, 3))  # N, K, M - N
+seeds = st.integers(0, 10**6)
+shares = st.floats(-1.5, 1.5)  # how a product of weight decays is shared out
+smoothing = st.sampled_from([0.0, 0.1, 0.5])
+inside = st.floats(0.05, 0.95)  # where beta + 2 kappa lies between beta and the bound (N - 1)/N
+
+
+def decays(N, alpha, fraction, share):
+    """lam_w and lam_h with alpha (N - 1)/N + 2 sqrt(N (N - 1) lam_w lam_h) = beta + fraction ((N - 1)/N - beta)."""
+    kappa = fraction * (N - 1) / N * (1 - alpha) / 2
+    root = kappa / math.sqrt(N * (N - 1))
+    return root * math.exp(share), root * math.exp(-share)
+
+
+def random_pair(N, K, M, seed):
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.standard_normal((N, M))), torch.from_numpy(np.abs(rng.standard_normal((M, N * K))))
+
+
+def search(N, K, M, lam_w, lam_h, alpha, bias=False, starts=6, seed=0):
+    y, shapes = labels(N, K), [(N, M), (M, N * K)] + [(N,)] * bias
+    risk = lambda W, H, b=None: layer_peeled(W, H, y, lam_w, lam_h, alpha, b, nonnegative=False)  # noqa: E731
+    return multistart(risk, shapes, starts, seed, (0.3, 1.0), lower=[None, 0.0] + [None] * bias)
+
+
+def disjoint_means(N, M, lengths, seed):
+    rng = np.random.default_rng(seed)
+    owner = np.r_[np.arange(N), rng.integers(N, size=M - N)]
+    means = np.zeros((M, N))
+    means[np.arange(M), owner] = rng.uniform(0.1, 1, M)
+    return torch.from_numpy(means / np.linalg.norm(means, axis=0) * lengths)
+
+
+def bound(W, H, N, K):
+    return -(W.norm() * H.norm()).item() / math.sqrt(K * N * (N - 1))
+
+
+# The minimum ----------------------------------------------------------------------------------------------------------
+
+
+@slow
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(0, 2), smoothing, inside, shares, seeds)
+def test_a_search_with_bounds_ends_at_the_stated_minimum_in_a_configuration(N, K, extra, alpha, fraction, share, seed):
+    lams = decays(N, alpha, fraction, share)
+    found = search(N, K, N + extra, *lams, alpha, seed=seed)
+    best = found.values.argmin()
+    optimum = theory.optimal_norms(N, K, *lams, alpha)
+    assert found.values[best].item() == pytest.approx(optimum.objective, abs=1e-10)
+    W, H = (part[best] for part in found.parameters)
+    assert W.square().sum().item() == pytest.approx(optimum.W2, rel=1e-3)
+    assert H.square().sum().item() == pytest.approx(optimum.H2, rel=1e-3)
+    distance = theory.nc_distance(W, H, labels(N, K))
+    assert max(distance[:3]) < 2e-3
+    assert distance.factor == pytest.approx(optimum.alignment, rel=1e-3)
+
+
+@slow
+@given(st.integers(2, 4), st.integers(1, 3), smoothing, st.floats(1.05, 1.5), shares)
+def test_beyond_the_condition_a_search_ends_at_zero(N, K, alpha, fraction, share):
+    lams = decays(N, alpha, fraction, share)
+    assert not theory.is_nonzero(N, *lams, alpha)
+    found = search(N, K, N, *lams, alpha)
+    assert found.values.min().item() == pytest.approx(math.log(N), abs=1e-12)
+    assert max(part.abs().max().item() for part in found.parameters) < 1e-4
+
+
+@pytest.mark.parametrize("N", [2, 3, 5, 10])
+def test_between_the_printed_condition_and_the_right_one_the_minimiser_is_zero(N):
+    root = 0.9 / 2 / math.sqrt(N - 1)  # printed: 2 sqrt((N - 1) lam_w lam_h) = 0.9 < 1
+    assert not theory.is_nonzero(N, root, root)
+    zero, tiny = theory.optimal_norms(N, 2, root, root), theory.nc_configuration(N, 2, N, 1e-3, 1e-3)
+    assert (zero.W2, zero.H2, zero.score) == (0, 0, 0)
+    assert zero.objective == pytest.approx(math.log(N), abs=1e-12)
+    for scale in (1e-3, 0.1, 1):  # along the configurations themselves the objective only grows
+        assert layer_peeled(scale * tiny[0], scale * tiny[1], labels(N, 2), root, root) > math.log(N)
+
+
+@quick
+@given(sizes, smoothing, inside, shares, seeds)
+def test_a_drawn_configuration_satisfies_the_optimality_conditions(size, alpha, fraction, share, seed):
+    N, K, extra = size
+    lams = decays(N, alpha, fraction, share)
+    W, H = (part.requires_grad_() for part in theory.nc_configuration(N, K, N + extra, *lams, alpha, seed))
+    value = layer_peeled(W, H, labels(N, K), *lams, alpha)
+    of_W, of_H = torch.autograd.grad(value, (W, H))
+    size = max(lams[0] * W.abs().max().item(), lams[1] * H.abs().max().item())
+    assert of_W.abs().max() < 1e-12 * max(size, 1)
+    assert of_H[H > 0].abs().max() < 1e-12 * max(size, 1)
+    assert (of_H[H == 0] > -1e-14).all()
+    optimum = theory.optimal_norms(N, K, *lams, alpha, N + extra)
+    assert value.item() == pytest.approx(optimum.objective, rel=1e-12)
+    assert W.square().sum().item() == pytest.approx(optimum.W2, rel=1e-12)
+    assert H.square().sum().item() == pytest.approx(optimum.H2, rel=1e-12)
+    margins = (W @ H).T[torch.arange(N * K), labels(N, K)][:, None] - (W @ H).T
+    assert margins.max().item() == pytest.approx(optimum.score, rel=1e-10)
+    assert max(theory.nc_distance(W.detach(), H.detach(), labels(N, K))[:3]) < 1e-13
+
+
+@quick
+@given(sizes, smoothing, inside, shares, seeds)
+def test_no_random_pair_lies_below_the_minimum(size, alpha, fraction, share, seed):
+    N, K, extra = size
+    lams = decays(N, alpha, fraction, share)
+    W, H = random_pair(N, K, N + extra, seed)
+    assert layer_peeled(W, H, labels(N, K), *lams, alpha) >= theory.optimal_norms(N, K, *lams, alpha).objective
+
+
+@pytest.mark.parametrize("N", [2, 3, 7])
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_the_norms_vanish_continuously_at_the_threshold(N, alpha):
+    below, beyond = (decays(N, alpha, f, 0.2) for f in (1 - 1e-7, 1 + 1e-7))
+    assert theory.is_nonzero(N, *below, alpha) and not theory.is_nonzero(N, *beyond, alpha)
+    assert 0 < theory.optimal_norms(N, 2, *below, alpha).H2 < 1e-4
+    assert theory.optimal_norms(N, 2, *beyond, alpha).H2 == 0
+
+
+# The bias -------------------------------------------------------------------------------------------------------------
+
+
+def test_with_two_classes_a_free_bias_pays_for_any_difference_of_lengths():
+    K, lams, alpha = 3, (0.01, 0.02), 0.1
+    optimum, y = theory.optimal_norms(2, K, *lams, alpha), labels(2, K)
+    for D in ([1.0, -1.0], [1.0, -0.2], [1.0, 0.0], [0.6, 0.8], [-0.3, -2.0]):
+        D = torch.tensor(D, dtype=torch.float64)
+        D *= math.sqrt(2 * optimum.rho) / D.norm()
+        means = torch.stack([D.clamp(min=0), (-D).clamp(min=0)], 1)
+        shift = optimum.alignment * (means[:, 1].square().sum() - means[:, 0].square().sum()) / 4
+        W = optimum.alignment * torch.stack([D, -D]) / 2
+        b = torch.stack([shift, -shift])
+        value = layer_peeled(W, means.repeat_interleave(K, 1), y, *lams, alpha, b)
+        assert value.item() == pytest.approx(optimum.objective, abs=1e-14)
+        with_decay = layer_peeled(W, means.repeat_interleave(K, 1), y, *lams, alpha, b, lam_b=0.1)
+        assert with_decay.item() == pytest.approx(optimum.objective + 0.2 * shift.item() ** 2, abs=1e-14)
+
+
+def test_with_two_classes_and_a_free_bias_searches_end_at_features_of_different_lengths():
+    lams, y = (0.01, 0.02), labels(2, 2)
+    found = search(2, 2, 2, *lams, 0.0, bias=True, starts=8)
+    optimum = theory.optimal_norms(2, 2, *lams)
+    assert (found.values - optimum.objective).abs().max() < 1e-10
+    frames = [theory.nc_distance(W, H, y).frame for W, H in zip(*found.parameters[:2], strict=True)]
+    assert np.median(frames) > 0.1
+
+
+def test_with_three_classes_a_free_bias_is_constant_and_changes_nothing():
+    lams, y = (0.02, 0.01), labels(3, 2)
+    found = search(3, 2, 4, *lams, 0.1, bias=True, starts=8)
+    best = found.values.argmin()
+    W, H, b = (part[best] for part in found.parameters)
+    assert found.values[best].item() == pytest.approx(theory.optimal_norms(3, 2, *lams, 0.1).objective, abs=1e-10)
+    assert max(theory.nc_distance(W, H, y)[:3]) < 2e-3
+    assert (b - b.mean()).abs().max() < 2e-3
+
+
+# Lemma B.1 ------------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(sizes, seeds)
+def test_the_score_difference_is_the_papers_triple_sum(size, seed):
+    N, K, extra = size
+    W, H = random_pair(N, K, N + extra, seed)
+    total = 0.0
+    for n in range(N):
+        for k in range(K):
+            total += sum(float((W[m] - W[n]) @ H[:, n * K + k]) for m in range(N) if m != n)
+    expected = total / (K * N * (N - 1))
+    assert theory.score_difference(W, H, labels(N, K)).item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
+    order = torch.randperm(N * K, generator=torch.Generator().manual_seed(seed))
+    mixed = theory.score_difference(W, H[:, order], labels(N, K)[order])
+    assert mixed.item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
+
+
+def test_the_score_difference_of_many_runs_is_that_of_each():
+    W, H = (torch.stack(parts) for parts in zip(*(random_pair(3, 2, 4, seed) for seed in range(4)), strict=True))
+    together = theory.score_difference(W, H, labels(3, 2))
+    alone = [theory.score_difference(W[i], H[i], labels(3, 2)) for i in range(4)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-14, atol=0)
+
+
+@quick
+@given(sizes, seeds)
+def test_the_score_difference_stays_above_its_bound(size, seed):
+    N, K, extra = size
+    W, H = random_pair(N, K, N + extra, seed)
+    assert theory.score_difference(W, H, labels(N, K)).item() >= bound(W, H, N, K)
+
+
+@quick
+@given(sizes, seeds)
+def test_the_bound_is_attained_by_collapsed_orthogonal_features_of_any_lengths(size, seed):
+    """Equality in (7) does not need (10): it is (13) that asks for equal lengths, and (12) holds by itself."""
+    N, K, extra = size
+    y, lengths = labels(N, K), np.linspace(0.5, 2, N)
+    means = disjoint_means(N, N + extra, lengths, seed)
+    W, H = (means - means.mean(1, keepdim=True)).T, means.repeat_interleave(K, 1)
+    assert theory.score_difference(W, H, y).item() == pytest.approx(bound(W, H, N, K), rel=1e-12)
+    Z = W @ H
+    for i, n in enumerate(y.tolist()):
+        wrong = [Z[m, i].item() for m in range(N) if m != n]
+        assert wrong == pytest.approx([wrong[0]] * (N - 1), rel=1e-12)  # (12)
+        assert sum(wrong) - (N - 1) * Z[n, i].item() == pytest.approx(-(N - 1) * lengths[n] ** 2, rel=1e-12)  # no (13)
+
+
+def test_signed_features_go_below_the_bound():
+    means = torch.eye(3, dtype=torch.float64) - 1 / 3
+    W, H = means, means.repeat_interleave(2, 1)
+    with pytest.raises(ValueError, match="non-negative"):
+        theory.score_difference(W, H, labels(3, 2))
+    shifted = H + 1 / 3
+    assert theory.score_difference(W, shifted, labels(3, 2)).item() < bound(W, H, 3, 2)
+
+
+# Distances ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_distance_sees_each_condition_of_definition_31():
+    y, (W, H) = labels(3, 2), theory.nc_configuration(3, 2, 5, 0.01, 0.01, seed=3)
+    scattered = H.clone()
+    scattered[:, 0] *= 1.1
+    scattered[:, 1] *= 0.9
+    assert theory.nc_distance(W, scattered, y).within > 0.05
+    longer = H * torch.tensor([1.3, 1.3, 1, 1, 1, 1], dtype=torch.float64)
+    assert theory.nc_distance(W, longer, y).frame > 0.1
+    assert theory.nc_distance(W, H + 0.05, y).frame > 0.01
+    assert theory.nc_distance(W.roll(1, 0), H, y).duality > 0.1
+    assert theory.nc_distance(-W, H, y).factor < 0
+
+
+@quick
+@given(sizes, seeds)
+def test_the_projection_off_the_mean_is_the_centred_mean(size, seed):
+    N, K, extra = size
+    means = disjoint_means(N, N + extra, np.full(N, 1.7), seed)
+    h = means.mean(1)
+    off = torch.eye(N + extra, dtype=torch.float64) - torch.outer(h, h) / h.square().sum()
+    torch.testing.assert_close(off @ means, means - h[:, None], rtol=0, atol=1e-14)
+    distance = theory.nc_distance((off @ means).T, means.repeat_interleave(K, 1), labels(N, K))
+    assert max(distance[:3]) < 1e-13 and distance.factor == pytest.approx(1)
+
+
+# The search with bounds -----------------------------------------------------------------------------------------------
+
+
+@slow
+@given(st.floats(-2, 2), st.floats(-2, 2), seeds)
+def test_a_bound_is_respected_and_a_free_parameter_is_not_touched_by_it(a, b, seed):
+    assume(abs(a) > 1e-3)
+    risk = lambda x, z: ((x - a) ** 2).sum() + ((z - b) ** 2).sum()  # noqa: E731
+    found = multistart(risk, [(2,), (3,)], 5, seed, lower=[0.0, None])
+    torch.testing.assert_close(
+        found.parameters[0], torch.full((5, 2), max(a, 0.0), dtype=torch.float64), atol=1e-9, rtol=0
+    )
+    torch.testing.assert_close(found.parameters[1], torch.full((5, 3), b, dtype=torch.float64), atol=1e-9, rtol=0)
+    assert (found.parameters[0] >= 0).all()
+    assert found.gradient < 1e-8  # what presses against the bound does not count
+
+
+def test_bounded_starts_lie_strictly_above_the_bound():
+    found = multistart(lambda x: -x.sum() * 0, [(40,)], 3, 0, lower=[1.0], max_iter=1)
+    assert (found.parameters[0] > 1).all()
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+optimal = partial(theory.optimal_norms, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: theory.optimal_norms(1, 2, 0.1, 0.1), "N=1: an integer of at least 2"),
+        (lambda: theory.optimal_norms(2.0, 2, 0.1, 0.1), "N=2.0"),
+        (lambda: theory.optimal_norms(3, 0, 0.1, 0.1), "K=0: an integer of at least 1"),
+        (lambda: theory.optimal_norms(3, 2, 0.1, 0.1, M=2), "M=2: an integer of at least 3 .*M >= N"),
+        (lambda: theory.nc_configuration(3, 2, 2, 0.1, 0.1), "M=2: an integer of at least 3"),
+        (lambda: optimal(0.0, 0.1), "lam_w=0.0: a positive number"),
+        (lambda: optimal(0.1, -1.0), "lam_h=-1.0: a positive number"),
+        (lambda: optimal(0.1, math.nan), "lam_h=nan"),
+        (lambda: optimal(0.1, 0.1, 1.0), r"alpha=1.0: a number in \[0, 1\)"),
+        (lambda: optimal(0.1, 0.1, -0.1), r"alpha=-0.1: a number in \[0, 1\)"),
+        (lambda: optimal(0.1, 0.1, math.nan), r"alpha=nan: a number in \[0, 1\)"),
+        (lambda: theory.is_nonzero(1, 0.1, 0.1), "N=1"),
+        (lambda: theory.is_nonzero(3, 0.1, 0.1, 2), "alpha=2"),
+        (lambda: theory.nc_distance(torch.eye(2), -torch.eye(2), torch.arange(2)), "features have to be non-negative"),
+        (
+            lambda: theory.score_difference(torch.ones(2, 2), torch.ones(2, 3), torch.tensor([0, 0, 1])),
+            "classes have 1 to 2 samples",
+        ),
+        (lambda: theory.score_difference(torch.ones(2, 2), torch.ones(3, 2), torch.arange(2)), "dimension 3"),
+        (lambda: multistart(lambda x: x.sum(), [(1,)], 1, 0, lower=[0.0, 0.0]), "lower has 2 entries for 1 parameters"),
+        (lambda: multistart(lambda x: x.sum(), [(1,)], 1, 0, lower=[math.nan]), "a finite number or None"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error_that_names_it(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
