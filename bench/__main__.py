@@ -9,9 +9,9 @@ import argparse
 
 from rich.console import Console
 
-from bench import ensemble, measure, networks, pipeline, solver
+from bench import ensemble, measure, mlps, networks, pipeline, solver
 
-GROUPS = {"solver": solver, "ensemble": ensemble, "measure": measure, "networks": networks, "pipeline": pipeline}
+GROUPS = {"solver": solver, "ensemble": ensemble, "measure": measure, "networks": networks, "mlps": mlps, "pipeline": pipeline}
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ is one small JSON file in a results folder, so that what was finished is never c
 
     results = sweep.run(train_one, [{"eta": eta, "seed": seed} for eta in (0, 0.2) for seed in range(3)], "results")
 
-A cluster is a scheduler that answers at an address (`dask scheduler`), and workers that were started where `lib` can be
-imported: `dask worker tcp://host:8786 --nthreads 1` in the book's folder, once per processor or GPU.
+A cluster is a scheduler, `PYTHONPATH=. dask scheduler` in the book's folder, and workers that it knows, once per
+processor or GPU: `PYTHONPATH=. dask worker tcp://host:8786 --nthreads 1` likewise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib
 import inspect
 import json
 import os
+import pickle
 import socket
 import sys
 import tempfile
@@ -201,7 +202,9 @@ def search(
             raise ValueError(f"{name} = {value!r}: a positive integer is needed")
     if direction not in ("maximize", "minimize"):
         raise ValueError(f"direction = {direction!r}: 'maximize' or 'minimize' is needed")
-    optuna = _import("optuna", "a search for hyper-parameters")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # Optuna's progress bar, which is not shown
+        optuna = _import("optuna", "a search for hyper-parameters")
     journal = _writable(Path(journal).parent) / Path(journal).name
     if journal.is_dir():
         raise ValueError(f"journal = {journal}: a file is needed, this is a folder")
@@ -248,6 +251,8 @@ def _execute(function, configuration) -> dict:
     """One run in whatever process: its result as JSON gives it back, or its error as text."""
     began = time.perf_counter()
     try:
+        if isinstance(function, bytes):
+            function = pickle.loads(function)
         with _one_thread():
             result = json.loads(json.dumps(function(**configuration)))
     except Exception as error:
@@ -286,8 +291,10 @@ def _here(function, todo, jobs) -> Iterator[tuple[str, dict]]:
 def _on_cluster(function, todo, scheduler) -> Iterator[tuple[str, dict]]:
     """Dask makes the runs of a worker that dies again on another."""
     distributed = _import("distributed", f"a sweep on the cluster {scheduler}")
+    # opened by the workers alone: a scheduler would import all that it needs, torch say
+    pickled = _import("cloudpickle", f"a sweep on the cluster {scheduler}").dumps(function)
     with _client(distributed, scheduler) as client:
-        futures = client.map(_execute, [function] * len(todo), list(todo.values()), key=list(todo))
+        futures = client.map(_execute, [pickled] * len(todo), list(todo.values()), key=list(todo))
         for future in distributed.as_completed(futures, loop=client.loop):
             try:
                 yield future.key, future.result()
@@ -302,7 +309,7 @@ def _on_cluster(function, todo, scheduler) -> Iterator[tuple[str, dict]]:
 @contextlib.contextmanager
 def _client(distributed, address):
     tried = f"tried distributed.Client({address!r}, timeout={_PATIENCE})"
-    hint = "start one with `dask scheduler`, or leave SCHEDULER empty to run on this machine"
+    hint = "start one with `PYTHONPATH=. dask scheduler`, or leave SCHEDULER empty to run on this machine"
     try:
         client = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
@@ -312,7 +319,7 @@ def _client(distributed, address):
         try:
             client.wait_for_workers(1, timeout=_PATIENCE)
         except TimeoutError as error:
-            hint = f"start one with `dask worker {address} --nthreads 1` in the book's folder"
+            hint = f"start one in the book's folder with `PYTHONPATH=. dask worker {address} --nthreads 1`"
             raise ConnectionError(
                 f"the Dask scheduler at {address} has no worker: waited {_PATIENCE} s for one; {hint}"
             ) from error
@@ -332,7 +339,7 @@ def _canonical(value) -> str:
 
 def _keys(function, configurations, version) -> list[str]:
     """One key per configuration; refuses what could not be kept, called or told apart."""
-    if not callable(function) or not hasattr(function, "__qualname__"):
+    if not callable(function) or "<lambda>" in getattr(function, "__qualname__", "<lambda>"):
         raise ValueError(f"function = {function!r}: a function with a name is needed")
     if not isinstance(version, str):
         raise ValueError(f"version = {version!r}: text is needed")

@@ -260,6 +260,12 @@ def test_the_scheduler_of_the_environment_is_used_and_failing_runs_are_named(tmp
     log = tmp_path / "log"
     sweep.run(tasks.compute, grid(3, log), tmp_path)
     assert {process for _, process in marks(log, "done")} == {str(workers[0].pid)}
+    offset = 5
+
+    def shifted(x):  # workers need not be able to import what a notebook defines
+        return x + offset
+
+    assert sweep.run(shifted, [{"x": 2}, {"x": 1}], tmp_path) == [7, 6]
     with pytest.raises(RuntimeError, match=r'(?s)1 of 2 runs failed.*\{"x":0\}: ZeroDivisionError'):
         sweep.run(tasks.reciprocal, [{"x": 0}, {"x": 4}], tmp_path)
 
@@ -328,6 +334,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_work(tmp_path, belo
         ({"jobs": 1.5}, "jobs = 1.5"),
         ({"version": 3}, "version = 3: text is needed"),
         ({"function": "reciprocal"}, "function = 'reciprocal'"),
+        ({"function": lambda x: x}, "a function with a name is needed"),
     ],
 )
 def test_what_cannot_be_run_or_kept_is_refused_before_any_work(tmp_path, changes, message):

@@ -313,12 +313,15 @@ def constants(problem: Model, A: ArrayLike) -> Constants:
 
 
 def dilation_bound(problem: Model, A: ArrayLike) -> Array:
-    r"""Our lower bound of :math:`r_*/r_{\max}`: :math:`1 - \frac p{\sqrt2}\max(1, A\sqrt\eta)`, or 0.
+    r"""Our lower bound of :math:`r_*/r_{\max}` for laws :math:`\mu_r` of :math:`rz`, or 0.
 
-    It holds for every centred :math:`\mu_r` with :math:`E\|v\|^2 = r^2` and :math:`\|v\| \le Ar`; Lemma C.6 has
-    :math:`1 - Ap`. ValueError when A < 1.
+    :math:`1 - \min(\epsilon_0, \epsilon_1)` with :math:`\epsilon_0 = \frac p{\sqrt2}\max(1, A\sqrt\eta)` and
+    :math:`\epsilon_1 = p\max(2p, A\sqrt{2\eta})`; Lemma C.6 has :math:`1 - Ap`. ValueError when A < 1.
     """
-    return np.maximum(1 - problem.p / math.sqrt(2) * np.maximum(1, _reach(A) * np.sqrt(problem.eta)), 0)
+    reach = _reach(A) * np.sqrt(problem.eta)
+    first = problem.p / math.sqrt(2) * np.maximum(1, reach)
+    second = problem.p * np.maximum(2 * problem.p, math.sqrt(2) * reach)
+    return np.maximum(1 - np.minimum(first, second), 0)
 
 
 def _wide(values: ArrayLike) -> Array:

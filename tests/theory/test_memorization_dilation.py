@@ -11,8 +11,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from lib.theory import memorization_dilation as md
+from lib.theory import positive_features
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 slow = settings(max_examples=10, deadline=None)
 
 
@@ -115,6 +116,17 @@ def test_the_embedded_configuration_has_the_margin_and_the_distance_that_it_says
     assert np.linalg.norm(H[0] - H[1]) == pytest.approx(float(problem.distance), rel=1e-12)
     assert (W[0] - W[1]) @ H[0] == pytest.approx(float(problem.s), rel=1e-12)
     assert np.allclose(W.sum(0), 0, atol=1e-12 * np.abs(W).max())
+
+
+@quick
+@given(problems())
+def test_the_norms_are_those_of_the_layer_peeled_model_for_two_classes(problem):
+    # the sum over two samples in Assumption 4.2 (1) is twice the mean, so that the weight decays are halved
+    lam_w, lam_h, alpha = float(problem.lam_w), float(problem.lam_h), float(problem.alpha)
+    norms = positive_features.optimal_norms(2, 1, lam_w / 2, lam_h / 2, alpha)
+    squares = norms.H2, norms.W2
+    expected = 2 * float(problem.rho) ** 2, float(problem.alignment * problem.rho) ** 2
+    assert squares == pytest.approx(expected, rel=1e-9)
 
 
 @quick
