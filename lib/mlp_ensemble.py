@@ -212,7 +212,7 @@ def train(
     x = _inputs(models, x)
     y = _labels(models, x, y)
     seeds = range(models.runs) if seeds is None else seeds
-    _check_numbers(epochs, learning_rate, milestones, gamma, weight_decay, momentum, batch_size, at_once)
+    _check_numbers(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size, at_once)
     _check_runs(models, x, losses, seeds, batch_size)
     at_once = at_once or models.runs
     found = []
@@ -553,7 +553,7 @@ def _labels(models: Weights, x: Tensor, y: Tensor) -> Tensor:
     return y.expand(R, N)
 
 
-def _check_numbers(epochs, learning_rate, milestones, gamma, weight_decay, momentum, batch_size, at_once):
+def _check_numbers(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size, at_once):
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("at_once", at_once)):
         if not (isinstance(value, int) and value >= 1 or name == "at_once" and value is None):
             raise ValueError(f"{name} = {value!r}: a positive integer is needed")
@@ -564,6 +564,8 @@ def _check_numbers(epochs, learning_rate, milestones, gamma, weight_decay, momen
         raise ValueError(f"weight_decay = {weight_decay!r}: a non-negative number is needed")
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum = {momentum!r}: a number in [0, 1) is needed")
+    if nesterov and not momentum:
+        raise ValueError("nesterov = True: momentum = 0 has no Nesterov form, a number in (0, 1) is needed")
     if any(a >= b for a, b in zip([0, *milestones], milestones, strict=False)):
         raise ValueError(f"milestones = {list(milestones)}: increasing numbers of epochs from 1 are needed")
 

@@ -2,11 +2,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lib.losses import label_relaxation, label_smoothing, one_hot_error, squared_error
+
+quick = settings(deadline=None)
 
 
 def random_scores(N, K, seed, scale=3.0):
@@ -31,6 +33,7 @@ def label_relaxation_of(alpha):
     return lambda scores, y: label_relaxation(scores, y, alpha)
 
 
+@quick
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**31))
 def test_the_squared_error_is_half_the_squared_distance_to_the_one_hot_target_averaged_over_samples(N, K, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -71,6 +74,7 @@ def test_shapes_that_do_not_fit_are_refused(scores, y):
         squared_error(torch.zeros(scores), torch.zeros(y, dtype=torch.long))
 
 
+@quick
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**31))
 def test_the_one_hot_error_is_the_mean_over_samples_and_outputs(N, K, seed):
     scores, y = random_scores(N, K, seed)
@@ -78,6 +82,7 @@ def test_the_one_hot_error_is_the_mean_over_samples_and_outputs(N, K, seed):
     assert one_hot_error(scores, y).item() == pytest.approx(total / (N * K), rel=1e-12)
 
 
+@quick
 @given(st.integers(1, 9), st.integers(2, 6), st.floats(0, 0.999), st.integers(0, 2**31))
 def test_label_smoothing_is_the_cross_entropy_against_mixed_targets(N, K, alpha, seed):
     scores, y = random_scores(N, K, seed)
@@ -94,6 +99,7 @@ def test_label_smoothing_without_smoothing_is_the_cross_entropy():
     assert label_smoothing(scores, y, 0.0) == F.cross_entropy(scores, y)
 
 
+@quick
 @given(st.integers(1, 9), st.integers(2, 6), st.floats(0.001, 0.999), st.integers(0, 2**31))
 def test_label_relaxation_is_the_divergence_from_the_nearest_distribution_that_is_sure_enough(N, K, alpha, seed):
     scores, y = random_scores(N, K, seed)
@@ -104,6 +110,7 @@ def test_label_relaxation_is_the_divergence_from_the_nearest_distribution_that_i
     assert label_relaxation(scores, y, alpha).item() == pytest.approx(total / N, rel=1e-9, abs=1e-12)
 
 
+@quick
 @given(st.integers(2, 6), st.floats(0.01, 0.9), st.integers(0, 2**31))
 def test_no_distribution_that_is_sure_enough_is_nearer_than_label_relaxation_says(K, alpha, seed):
     scores, y = random_scores(1, K, seed)
@@ -118,6 +125,7 @@ def test_no_distribution_that_is_sure_enough_is_nearer_than_label_relaxation_say
         assert divergence(q, p) >= value - 1e-12
 
 
+@quick
 @given(st.integers(1, 9), st.integers(2, 6), st.floats(0.01, 0.9), st.integers(0, 2**31))
 def test_the_gradient_of_label_relaxation_is_the_distance_to_that_distribution_held_fixed(N, K, alpha, seed):
     scores, y = random_scores(N, K, seed)

@@ -5,11 +5,22 @@ import torch
 
 from lib import train as book
 from lib.losses import label_relaxation, label_smoothing, one_hot_error
-from lib.mlp_ensemble import History, accuracy, classify, features, scores, stack, start, train, unstack
+from lib.mlp_ensemble import (
+    History,
+    accuracy,
+    classify,
+    features,
+    rounding_to_tf32,
+    scores,
+    stack,
+    start,
+    train,
+    unstack,
+)
 from lib.models.networks import mlp
 
 INPUTS, M, K, WIDTH, DEPTH, N = 12, 5, 4, 7, 4, 53
-LOSSES = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.05)]
+LOSSES = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.6)]  # with 0.6 some samples cost nothing
 SEEDS = [3, 1, 4, 1, 5]
 R = len(LOSSES)
 
@@ -258,6 +269,7 @@ def test_weights_that_are_not_numbers_are_found_with_every_loss(name, alpha):
         ({"learning_rate": -1.0}, "learning_rate = -1.0"),
         ({"gamma": math.nan}, "gamma = nan"),
         ({"momentum": 1.0}, "momentum = 1.0"),
+        ({"momentum": 0.0}, "nesterov = True: momentum = 0"),
         ({"weight_decay": -1.0}, "weight_decay = -1.0"),
         ({"milestones": (3, 2)}, r"milestones = \[3, 2\]"),
         ({"x": torch.zeros(R, N, INPUTS + 1, dtype=torch.float64)}, "x has shape"),
@@ -294,6 +306,20 @@ def test_networks_that_cannot_be_stacked_are_refused():
         unstack(stack(networks(runs=1)), networks(runs=2))
     with pytest.raises(ValueError, match="network 0 differs"):
         unstack(stack(networks(runs=1)), networks("sigmoid", runs=1))
+
+
+@pytest.mark.parametrize("before", ["none", "tf32", "ieee"])
+def test_whether_a_gpu_may_round_is_afterwards_what_it_was_before(before):
+    matmul = torch.backends.cuda.matmul
+    at_first, matmul.fp32_precision = matmul.fp32_precision, before
+    try:
+        for allowed, within in ((True, "tf32"), (False, "ieee")):
+            with pytest.raises(KeyError), rounding_to_tf32(allowed):
+                assert matmul.fp32_precision == within
+                raise KeyError
+            assert matmul.fp32_precision == before
+    finally:
+        matmul.fp32_precision = at_first
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

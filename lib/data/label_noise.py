@@ -71,7 +71,7 @@ def latent_classes(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
     Parameters, result and errors are those of :func:`corrupt`; `y_observed` is in `0..2K-1`. With one seed, what a
     smaller `eta` splits off a larger one does as well.
 
-    Source: Nguyen et al. (2023), section 4.1, the latent classes.
+    Source: Nguyen et al. (2023), appendix A.1.3.
     """
     _check(y_true, K, eta)
     order = torch.randperm(len(y_true), generator=torch.Generator().manual_seed(seed)).to(y_true.device)

@@ -241,6 +241,6 @@ def check_smoothing(alpha: float) -> None:
 
 
 def check_nonnegative(H: Tensor) -> None:
-    """ValueError that names the smallest feature if it is negative."""
-    if H.numel() and (smallest := H.min().item()) < 0:
+    """ValueError that names the smallest feature if it is negative, or nan."""
+    if H.numel() and not (smallest := H.min().item()) >= 0:
         raise ValueError(f"H has an entry {smallest:.3g}: features have to be non-negative")

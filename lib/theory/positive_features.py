@@ -106,7 +106,7 @@ def _strength(N: int, lam_w: float, lam_h: float, alpha: float) -> tuple[float, 
     """beta + 2 kappa, and kappa."""
     check_positive(lam_w=lam_w, lam_h=lam_h)
     check_smoothing(alpha)
-    kappa = math.sqrt(N * (N - 1) * lam_w * lam_h)
+    kappa = math.sqrt(N * (N - 1)) * math.sqrt(lam_w) * math.sqrt(lam_h)  # lam_w * lam_h may be 0 or inf
     return (N - 1) / N * alpha + 2 * kappa, kappa
 
 
@@ -166,9 +166,11 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     r"""How far `W: (N, M)` and `H: (M, N K)`, labels `y: (N K,)`, are from Definition 3.1.
 
     The definition writes :math:`P_{h^\perp} h_n` for what is :math:`h_n - h` once (ii) holds; the projection itself is
-    evaluated here. nan where the means, or W, are zero. ValueError as :func:`score_difference`.
+    evaluated here. nan where the means, or W, are zero. ValueError as :func:`score_difference`, and for several runs.
     """
     _check_pair(W, H, y)
+    if W.ndim != 2 or H.ndim != 2:
+        raise ValueError(f"W has shape {tuple(W.shape)}, H {tuple(H.shape)}: the matrices of one run are needed")
     N = W.shape[-2]
     means = torch.stack([H[:, y == n].mean(1) for n in range(N)], 1)
     h = means.mean(1, keepdim=True)
@@ -178,7 +180,7 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     largest = lambda part, whole: (part.abs().max() / whole.abs().max()).item()  # noqa: E731
     return Distance(
         within=largest(H - means[:, y], means),
-        frame=(gram / gram.diagonal().mean() - torch.eye(N, dtype=gram.dtype)).abs().max().item(),
+        frame=(gram / gram.diagonal().mean() - torch.eye(N, dtype=gram.dtype, device=gram.device)).abs().max().item(),
         duality=largest(W - factor * projected, W),
         factor=factor.item(),
     )

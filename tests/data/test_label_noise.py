@@ -1,10 +1,11 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.data.label_noise import corrupt, latent_classes
 
+quick = settings(deadline=None)
 BOTH = pytest.mark.parametrize("noise", [corrupt, latent_classes])
 
 
@@ -31,6 +32,7 @@ def test_a_redrawn_label_may_be_the_old_one_and_counts_as_corrupted():
 
 
 @BOTH
+@quick
 @given(st.integers(1, 60), st.integers(2, 7), st.floats(0, 1), st.integers(0, 2**31))
 def test_only_picked_samples_get_another_label(noise, N, K, eta, seed):
     y = labels(N, K)
@@ -40,6 +42,7 @@ def test_only_picked_samples_get_another_label(noise, N, K, eta, seed):
     assert found.corrupted.dtype == torch.bool and found.y_observed.dtype == torch.int64
 
 
+@quick
 @given(st.integers(1, 60), st.integers(2, 7), st.floats(0, 1), st.integers(0, 2**31))
 def test_latent_classes_take_the_same_share_of_every_class(N, K, eta, seed):
     noise = latent_classes(labels(N, K), K, eta, seed)

@@ -338,6 +338,7 @@ PEELED = {"W": torch.ones(3, 4), "H": torch.ones(4, 6), "y": labels(3, 2), "lam_
         ({"alpha": nan}, r"alpha=nan: a number in \[0, 1\)"),
         ({"alpha": None}, r"alpha=None: a number in \[0, 1\)"),
         ({"H": -torch.ones(4, 6)}, "H has an entry -1: features have to be non-negative"),
+        ({"H": torch.full((4, 6), nan)}, "H has an entry nan: features have to be non-negative"),
         ({"y": torch.tensor([0, 0, 0, 1, 1, 2])}, "classes have 1 to 3 samples: K of each are needed"),
         ({"W": torch.ones(1, 4), "y": labels(1, 6)}, "K=1 rows: at least two classes"),
         ({"W": torch.ones(3, 5)}, "what it multiplies has dimension 4"),

@@ -132,6 +132,18 @@ def test_the_norms_vanish_continuously_at_the_threshold(N, alpha):
     assert theory.optimal_norms(N, 2, *beyond, alpha).H2 == 0
 
 
+@pytest.mark.parametrize("lam", [1e-200, 1e-160, 1e160, 1e200])
+def test_decays_whose_product_is_no_float_have_a_minimum_as_well(lam):
+    """A product of decays that underflows to zero, or overflows, is no zero and no infinite decay."""
+    optimum = theory.optimal_norms(3, 2, lam, lam)
+    assert all(math.isfinite(value) for value in optimum)
+    assert theory.is_nonzero(3, lam, lam) == (optimum.score > 0) == (lam < 1)
+    if lam < 1:  # s = log(2 / (2 kappa)) to first order, kappa = sqrt(6) lam
+        assert optimum.score == pytest.approx(-math.log(math.sqrt(6)) - math.log(lam), rel=1e-12)
+        per_score = optimum.H2 / optimum.score  # K kappa / lam_h
+        assert per_score == pytest.approx(2 * math.sqrt(6), rel=1e-12)
+
+
 # The bias -------------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +313,7 @@ optimal = partial(theory.optimal_norms, 3, 2)
         (lambda: theory.is_nonzero(1, 0.1, 0.1), "N=1"),
         (lambda: theory.is_nonzero(3, 0.1, 0.1, 2), "alpha=2"),
         (lambda: theory.nc_distance(torch.eye(2), -torch.eye(2), torch.arange(2)), "features have to be non-negative"),
+        (lambda: theory.nc_distance(torch.ones(5, 2, 2), torch.ones(5, 2, 2), torch.arange(2)), "matrices of one run"),
         (
             lambda: theory.score_difference(torch.ones(2, 2), torch.ones(2, 3), torch.tensor([0, 0, 1])),
             "classes have 1 to 2 samples",
