@@ -11,7 +11,14 @@ from rich.console import Console
 
 from bench import ensemble, measure, mlps, networks, pipeline, solver
 
-GROUPS = {"solver": solver, "ensemble": ensemble, "measure": measure, "networks": networks, "mlps": mlps, "pipeline": pipeline}
+GROUPS = {
+    "solver": solver,
+    "ensemble": ensemble,
+    "measure": measure,
+    "networks": networks,
+    "mlps": mlps,
+    "pipeline": pipeline,
+}
 
 
 def main() -> None:

@@ -207,7 +207,7 @@ def train(
         and where a batch would have one sample only, which cannot be normalised.
     FloatingPointError
         If the objective of a run is not finite at the end of an epoch; it names the epoch and the first such run. The
-        weights are left as they are then, of no use.
+        weights are left as they are then, of no use, as after an error in `callback` or an interruption.
     """
     x = _inputs(models, x)
     y = _labels(models, x, y)
@@ -248,9 +248,15 @@ def train(
 
 
 @torch.no_grad()
-def features(models: Weights, x: Tensor, batch_size: int = 1000) -> Tensor:
-    """Features `(R, N, M)` in evaluation mode, of inputs `(N, ...)` for all runs or `(R, N, inputs)`; on x's device."""
+def features(models: Weights, x: Tensor, batch_size: int = 1000, at_once: int | None = None) -> Tensor:
+    """Features `(R, N, M)` in evaluation mode, of inputs `(N, ...)` for all runs or `(R, N, inputs)`; on x's device.
+
+    `at_once` is how many runs are moved to that device together; all by default.
+    """
     x = _inputs(models, x)
+    if at_once is not None and at_once < models.runs:
+        parts = [slice(first, first + at_once) for first in range(0, models.runs, at_once)]
+        return torch.cat([features(models.part(p), x[p] if x.ndim == 3 else x, batch_size) for p in parts])
     models = models.to(x.device)
     act = {"relu": torch.Tensor.relu_, "sigmoid": torch.Tensor.sigmoid_}[models.activation]
     maps = []

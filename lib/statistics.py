@@ -65,7 +65,8 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
         spread = np.where(np.abs(dx).max(-1) > scale, (dx * dx).sum(-1), np.nan)
         slope = (dx * dy).sum(-1) / spread
         rest, total = ((dy - slope[..., None] * dx) ** 2).sum(-1), (dy * dy).sum(-1)
-        r2 = np.where(total > 0, 1 - rest / total, np.where(np.isnan(slope), np.nan, 1.0))
+        level = np.abs(dy).max(-1) <= np.abs(y).max(-1) * np.finfo(float).eps * 4
+        r2 = np.where(~level, 1 - rest / total, np.where(np.isnan(slope), np.nan, 1.0))
     return Line(*(value[()] for value in (slope, mean_y[..., 0] - slope * mean_x[..., 0], r2)))
 
 

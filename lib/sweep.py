@@ -7,10 +7,12 @@ is one small JSON file in a results folder, so that what was finished is never c
 
 A cluster is a scheduler, `PYTHONPATH=. dask scheduler` in the book's folder, and workers that it knows, once per
 processor or GPU: `PYTHONPATH=. dask worker tcp://host:8786 --nthreads 1` likewise.
+After an edit of `lib` workers have to be started anew: they compute with what they have imported.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import importlib
@@ -31,6 +33,7 @@ from pathlib import Path
 import joblib
 
 _ROOT = Path(__file__).resolve().parents[1]
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # one class from Python 3.11 on
 _PATIENCE = 10  # seconds until a scheduler that does not answer, or has no worker, is given up
 _GRACE = 10  # seconds until the lock of a journal counts as that of a dead worker; a write takes milliseconds
 
@@ -254,7 +257,7 @@ def _execute(function, configuration) -> dict:
         if isinstance(function, bytes):
             function = pickle.loads(function)
         with _one_thread():
-            result = json.loads(json.dumps(function(**configuration)))
+            result = json.loads(json.dumps(function(**configuration), allow_nan=False))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     return {"result": result, "seconds": time.perf_counter() - began}
@@ -312,13 +315,13 @@ def _client(distributed, address):
     hint = "start one with `PYTHONPATH=. dask scheduler`, or leave SCHEDULER empty to run on this machine"
     try:
         client = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
+    except (OSError, ValueError, TypeError, *_TIMEOUTS) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConnectionError(f"no Dask scheduler answers at {address}: {tried} ({reason}); {hint}") from error
     with client:
         try:
             client.wait_for_workers(1, timeout=_PATIENCE)
-        except TimeoutError as error:
+        except _TIMEOUTS as error:
             hint = f"start one in the book's folder with `PYTHONPATH=. dask worker {address} --nthreads 1`"
             raise ConnectionError(
                 f"the Dask scheduler at {address} has no worker: waited {_PATIENCE} s for one; {hint}"

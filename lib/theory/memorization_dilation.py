@@ -86,7 +86,7 @@ def margin(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike = 0.0) -> Array:
     for name, value in (("lam_w", lam_w), ("lam_h", lam_h)):
         _check(name, value, (value > 0) & np.isfinite(value), "a positive number is needed")
     _check("alpha", alpha, (alpha >= 0) & (alpha < 1), "label smoothing in [0, 1) is needed")
-    theta = alpha / 2 + np.sqrt(2 * lam_w * lam_h)
+    theta = alpha / 2 + math.sqrt(2) * np.sqrt(lam_w) * np.sqrt(lam_h)
     if np.any(theta >= 0.5):
         worst = np.unravel_index(np.argmax(theta), theta.shape)
         raise ValueError(
@@ -208,7 +208,7 @@ def corrupted_features(problem: Model, r: ArrayLike) -> tuple[Array, Array]:
     """
     r = _dilation(r)
     s, alpha, y = np.broadcast_arrays(problem.s, problem.alpha, r / problem.r_max)
-    kappa = np.broadcast_to(np.sqrt(problem.lam_w * problem.lam_h / 2), s.shape)
+    kappa = np.broadcast_to(np.sqrt(problem.lam_w / 2) * np.sqrt(problem.lam_h), s.shape)
     inside = (y > 0) & (y < 1)
     a, b = np.where(y < 1, 0.0, 1.0), np.where(y < 1, 1.0, 0.0)
     if inside.any():
@@ -240,7 +240,7 @@ def optimal_dilation(problem: Model, law: Law) -> Array:
     """
     s, alpha = np.atleast_1d(problem.s), np.atleast_1d(problem.alpha)
     eta, q = np.atleast_1d(problem.eta), np.atleast_1d(problem.r_max / problem.rho)
-    kappa = np.atleast_1d(np.sqrt(problem.lam_w * problem.lam_h / 2))
+    kappa = np.atleast_1d(np.sqrt(problem.lam_w / 2) * np.sqrt(problem.lam_h))
     base = expit(-s)
     low, high = np.zeros_like(s), np.ones_like(s)
     for _ in range(52):
@@ -252,7 +252,8 @@ def optimal_dilation(problem: Model, law: Law) -> Array:
         a, b = _pulled(s, alpha, kappa, multiplier)
         beyond = a**2 + (1 - b) ** 2 < 2 * y**2
         low, high = np.where(beyond, low, y), np.where(beyond, y, high)
-    return ((low + high) / 2 * np.atleast_1d(problem.r_max)).reshape(np.shape(problem.s))
+    found = (low + high) / 2 * np.atleast_1d(problem.r_max)
+    return found.reshape(np.shape(problem.s)) if found.size == np.size(problem.s) else found
 
 
 def _pulled(s: Array, alpha: Array, kappa: Array, mu: Array) -> tuple[Array, Array]:
