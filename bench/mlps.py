@@ -19,7 +19,10 @@ from lib.train import train
 
 DEPTH, CLASSES, EPOCHS = 9, 10, 2
 #    runs, width, batch, samples, inputs
-LAPTOP = [(24, 64, 64, 640, 196), (96, 64, 64, 640, 196), (48, 96, 64, 640, 196), (24, 128, 128, 1024, 196)]
+LAPTOP = [
+    (140, 64, 100, 500, 196),  # Figure 1 of memorization-dilation, for one data set
+    (24, 64, 64, 640, 196), (48, 96, 64, 640, 196), (24, 128, 128, 1024, 196),
+]  # fmt: skip
 PAPER = [(24, 2048, 512, 5120, 3072)]
 LOSSES = {
     ("ce", 0.0): functools.partial(label_smoothing, alpha=0.0),
