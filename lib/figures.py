@@ -18,6 +18,8 @@ import numpy as np
 from IPython.display import HTML
 from matplotlib.animation import FuncAnimation, HTMLWriter
 
+from lib.checks import positive_integers
+
 #: The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
 COLORS = {
     "green": "#009E73",
@@ -87,9 +89,7 @@ def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):
     Returns (figure, list of n axes). ValueError when n or columns is not a positive integer.
     """
     columns = min(n, 2) if columns is None else columns
-    for name, value in (("n", n), ("columns", columns)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} = {value!r}: a positive integer is needed")
+    positive_integers(n=n, columns=columns)
     columns = min(columns, n)
     rows = math.ceil(n / columns)
     width, height = (5.2, 3.6) if columns == 1 and size == (3.3, 2.9) else size

@@ -21,7 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lib.checks import positive_integers
 from lib.models.networks import mlp
+from lib.train import check_sgd
 
 _EPS, _FORGET = 1e-5, 0.1  # of nn.BatchNorm1d
 _LOSSES = {"ce": "0", "ls": "a number in [0, 1)", "lr": "a number strictly between 0 and 1", "mse": "0"}
@@ -212,7 +214,9 @@ def train(
     x = _inputs(models, x)
     y = _labels(models, x, y)
     seeds = range(models.runs) if seeds is None else seeds
-    _check_numbers(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size, at_once)
+    check_sgd(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size)
+    if at_once is not None:
+        positive_integers(at_once=at_once)
     _check_runs(models, x, losses, seeds, batch_size)
     at_once = at_once or models.runs
     found = []
@@ -557,23 +561,6 @@ def _labels(models: Weights, x: Tensor, y: Tensor) -> Tensor:
         low, high = int(y.min()), int(y.max())
         raise ValueError(f"y has labels from {low} to {high}: the networks have {K} outputs, so 0..{K - 1} are allowed")
     return y.expand(R, N)
-
-
-def _check_numbers(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size, at_once):
-    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("at_once", at_once)):
-        if not (isinstance(value, int) and value >= 1 or name == "at_once" and value is None):
-            raise ValueError(f"{name} = {value!r}: a positive integer is needed")
-    for name, value in (("learning_rate", learning_rate), ("gamma", gamma)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} = {value!r}: a positive number is needed")
-    if not 0 <= weight_decay < math.inf:
-        raise ValueError(f"weight_decay = {weight_decay!r}: a non-negative number is needed")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum = {momentum!r}: a number in [0, 1) is needed")
-    if nesterov and not momentum:
-        raise ValueError("nesterov = True: momentum = 0 has no Nesterov form, a number in (0, 1) is needed")
-    if any(a >= b for a, b in zip([0, *milestones], milestones, strict=False)):
-        raise ValueError(f"milestones = {list(milestones)}: increasing numbers of epochs from 1 are needed")
 
 
 def _check_runs(models, x, losses, seeds, batch_size):

@@ -32,6 +32,8 @@ from pathlib import Path
 
 import joblib
 
+from lib.checks import positive_integers
+
 _ROOT = Path(__file__).resolve().parents[1]
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # one class from Python 3.11 on
 _PATIENCE = 10  # seconds until a scheduler that does not answer, or has no worker, is given up
@@ -200,9 +202,7 @@ def search(
     RuntimeError
         If a trial fails; it names the trial's parameters. The journal stays usable.
     """
-    for name, value in (("trials", trials), ("resource", resource)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} = {value!r}: a positive integer is needed")
+    positive_integers(trials=trials, resource=resource)
     if direction not in ("maximize", "minimize"):
         raise ValueError(f"direction = {direction!r}: 'maximize' or 'minimize' is needed")
     with warnings.catch_warnings():

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lib.checks import positive_integers
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 _COLUMNS = ("epoch", "objective", "loss", "accuracy", "lr", "seconds")  # of a row, before what the callback adds
 
@@ -97,9 +99,9 @@ def train(
     FloatingPointError
         If the loss of an epoch, or the objective at its end, is not finite; it names the epoch.
     """
-    _check(x, y, epochs, learning_rate, milestones, gamma, weight_decay, momentum, batch_size, checkpoint_every)
-    if nesterov and not momentum:
-        raise ValueError("nesterov = True: momentum = 0 has no Nesterov form, a number in (0, 1) is needed")
+    positive_integers(checkpoint_every=checkpoint_every)
+    check_sgd(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size)
+    _check_data(x, y)
     device, on_gpu = x.device, x.device.type == "cuda"
     mixed_precision = on_gpu if mixed_precision is None else mixed_precision
     # on a CPU it is faster too, but oneDNN's backward pass of a strided 1x1 convolution of fewer than 16 channels then
@@ -211,10 +213,9 @@ def _fastest_convolutions():
         torch.backends.cudnn.benchmark = before
 
 
-def _check(x, y, epochs, learning_rate, milestones, gamma, weight_decay, momentum, batch_size, checkpoint_every):
-    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("checkpoint_every", checkpoint_every)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} = {value!r}: a positive integer is needed")
+def check_sgd(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size) -> None:
+    """ValueError that names the first setting of SGD which is out of its range; see :func:`train` for what they are."""
+    positive_integers(epochs=epochs, batch_size=batch_size)
     for name, value in (("learning_rate", learning_rate), ("gamma", gamma)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name} = {value!r}: a positive number is needed")
@@ -222,8 +223,13 @@ def _check(x, y, epochs, learning_rate, milestones, gamma, weight_decay, momentu
         raise ValueError(f"weight_decay = {weight_decay!r}: a non-negative number is needed")
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum = {momentum!r}: a number in [0, 1) is needed")
+    if nesterov and not momentum:
+        raise ValueError("nesterov = True: momentum = 0 has no Nesterov form, a number in (0, 1) is needed")
     if any(a >= b for a, b in zip([0, *milestones], milestones, strict=False)):
         raise ValueError(f"milestones = {list(milestones)}: increasing numbers of epochs from 1 are needed")
+
+
+def _check_data(x: Tensor, y: Tensor) -> None:
     if y.ndim != 1 or len(x) != len(y) or len(y) == 0:
         raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)}: (N, ...) and (N,) with N >= 1 are needed")
     if x.device != y.device:

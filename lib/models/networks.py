@@ -7,6 +7,7 @@ import contextlib
 import torch
 from torch import Tensor, nn
 
+from lib.checks import positive_integers
 from lib.vision import torchvision
 
 
@@ -60,7 +61,7 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
     Source: He et al. (2016); Tirer & Bruna, Figures 5 and 10, who name the network and not its stem.
     """
     _check_classes(K)
-    _check_integers(channels=channels)
+    positive_integers(channels=channels)
     _check_width(width)
     with _seeded(seed):
         return _ResNet(K, channels, width, bias)
@@ -130,7 +131,7 @@ def mlp(
 
     Source: Nguyen et al. (2023), section 4 and their published code, which counts the layer of features in the depth.
     """
-    _check_integers(inputs=inputs, M=M, width=width, depth=depth)
+    positive_integers(inputs=inputs, M=M, width=width, depth=depth)
     _check_classes(K)
     if activation not in _ACTIVATIONS:
         raise ValueError(f"activation = {activation!r}: one of {', '.join(map(repr, _ACTIVATIONS))} is needed")
@@ -201,7 +202,7 @@ def vgg13(
     Source: Simonyan & Zisserman (2015), configuration B; Nguyen et al. (2023), their published code.
     """
     _check_classes(K)
-    _check_integers(channels=channels)
+    positive_integers(channels=channels)
     _check_width(width)
     widths = [round(planes * width) for planes in (64, 128, 256, 512, 512)]
     with _seeded(seed):
@@ -219,12 +220,6 @@ def _seeded(seed: int):
 def _check_classes(K) -> None:
     if not isinstance(K, int) or K < 2:
         raise ValueError(f"K = {K!r}: at least 2 classes are needed")
-
-
-def _check_integers(**numbers) -> None:
-    for name, value in numbers.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} = {value!r}: a positive integer is needed")
 
 
 def _check_width(width) -> None:
