@@ -221,9 +221,7 @@ def layer_peeled(
     check(H, [W], y, lam_w, lam_h, b, lam_b)
     check_smoothing(alpha)
     N = W.shape[-2]
-    counts = torch.bincount(y, minlength=N)
-    if counts.min() != counts.max():
-        raise ValueError(f"classes have {int(counts.min())} to {int(counts.max())} samples: K of each are needed")
+    check_balanced(y, N)
     if nonnegative:
         check_nonnegative(H)
     Z, K = scores(H, [W], b), len(y) // N
@@ -238,6 +236,13 @@ def check_smoothing(alpha: float) -> None:
     """ValueError unless `alpha` is a number in [0, 1)."""
     if isinstance(alpha, bool) or not (isinstance(alpha, Real) and 0 <= alpha < 1):
         raise ValueError(f"alpha={alpha!r}: a number in [0, 1) is needed")
+
+
+def check_balanced(y: Tensor, N: int) -> None:
+    """ValueError unless each of the N classes has as many labels in `y` as any other."""
+    counts = torch.bincount(y, minlength=N)
+    if counts.min() != counts.max():
+        raise ValueError(f"classes have {int(counts.min())} to {int(counts.max())} samples: K of each are needed")
 
 
 def check_nonnegative(H: Tensor) -> None:

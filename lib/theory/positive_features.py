@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lib.models.unconstrained import check, check_nonnegative, check_positive, check_smoothing
+from lib.models.unconstrained import check, check_balanced, check_nonnegative, check_positive, check_smoothing
 
 
 class Optimum(NamedTuple):
@@ -188,9 +188,7 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
 
 def _check_pair(W: Tensor, H: Tensor, y: Tensor) -> None:
     check(H, [W], y, 1.0, 1.0)
-    counts = torch.bincount(y)
-    if counts.min() != counts.max():
-        raise ValueError(f"classes have {int(counts.min())} to {int(counts.max())} samples: K of each are needed")
+    check_balanced(y, W.shape[-2])
     check_nonnegative(H)
 
 
