@@ -80,6 +80,11 @@ class Page:
                             names[node.targets[0].id] = None
         return names
 
+    @property
+    def files(self) -> list[Path]:
+        """Stored results that the page reads: what lies in the folder of its own name, beside it."""
+        return sorted(path for path in self.path.with_suffix("").rglob("*") if path.is_file())
+
     def parameters(self, given: dict) -> dict:
         """The given parameters that the chapter declares, with its own values for the others."""
         return {**self.declared, **{key: value for key, value in given.items() if key in self.declared}}
@@ -92,6 +97,7 @@ class Page:
             "lib": {name: _sha(path.read_bytes()) for name, path in imported_modules(self.code, self.root).items()},
             "versions": {name: version(name) for name in ("torch", "numpy")},
             "data": data_fingerprint(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
+            "files": {path.relative_to(self.root).as_posix(): _sha(path.read_bytes()) for path in self.files},
         }
 
 
@@ -226,6 +232,9 @@ def differences(old: dict | None, new: dict) -> list[str]:
             reasons.append(f"{name} {old['versions'].get(name)} -> {version}")
     if old["data"] != new["data"]:
         reasons.append("the data set changed")
+    if old["files"] != new["files"]:
+        changed = {name for name, _ in old["files"].items() ^ new["files"].items()}
+        reasons.append(f"{', '.join(sorted(changed))} changed")
     return reasons
 
 

@@ -55,7 +55,7 @@ def executed_key(page: Page) -> dict | None:
     path = executed_path(page)
     try:
         key = json.loads(path.read_text(encoding="utf8"))["metadata"]["book"]["key"]
-        return key if {"code", "parameters", "lib", "versions", "data"} <= key.keys() else None
+        return key if {"code", "parameters", "lib", "versions", "data", "files"} <= key.keys() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, cut off, or of another version
         return None
 

@@ -280,6 +280,20 @@ def test_the_readers_own_images_count_as_the_data_folder_does(tmp_path, monkeypa
     assert chapters.data_fingerprint(str(own)) != old
 
 
+def test_stored_results_count_for_the_page_that_has_their_folders_name(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.md").write_text(f"{HEADER}# T\n\n```{{code-cell}} ipython3\nseed = 0\n```\n")
+    pages = [chapters.Page(name, tmp_path) for name in ("one", "two")]
+    stored = tmp_path / "one" / "deep" / "a.npz"
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(b"1")
+    old = [page.key({}) for page in pages]
+    stored.write_bytes(b"2")
+    (tmp_path / "one" / "b.npz").write_bytes(b"3")
+    changed = [chapters.differences(before, page.key({})) for before, page in zip(old, pages, strict=True)]
+    assert changed == [["one/b.npz, one/deep/a.npz changed"], []]
+
+
 # ------------------------------------------------------------------------------------------------------- the results
 
 

@@ -1,0 +1,449 @@
+r"""Deep neural collapse and the graph solution of the deep unconstrained features model (Súkeník et al., Appendix A.1).
+
+The model is (1), here :func:`objective`: L layers of weights with a ReLU between them, K classes of n samples, and one
+weight decay per factor. Everywhere `lam` is one number or the sequence
+:math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`, from the features to the scores. Both kinds of solutions
+have collapsed classes, and non-negative class means :math:`M_l = A_l T` in the layers :math:`2 \le l < L`, where the
+rows of T are fixed and :math:`A_l^\top A_l = \alpha_l I`; before the last ReLU stand the rows of P = B T.
+
+* Deep neural collapse: T = B = I (Definition 10).
+* The graph solution, for K = r(r-1)/2: T is the incidence matrix of the complete graph on r vertices (Definition 9),
+  and P has one unit row per edge e: -1 at e, +1 at the edges that share no vertex with e, 0 elsewhere.
+
+Whatever the family, balancing the factors leaves one number :math:`u \ge 0`, with
+:math:`\alpha_L = K\lambda_{W_L}u^L`,
+
+.. math::
+    \frac1{2K}\sum_i \frac1{1 + m_i u^L} + \frac L2\,(C K \Lambda)^{1/L}\, u,
+    \qquad \Lambda = n\lambda_{H_1}\lambda_{W_1}\cdots\lambda_{W_L},
+
+where :math:`m_i` are the eigenvalues of :math:`\sigma(P)^\top\sigma(P)` and
+:math:`C = \|T\|_*^2\, t^{L-3}\, \|B\|_F^2` with t the number of rows of T (:math:`\|P\|_*^2` for L = 2). The largest of
+the :math:`m_i` is not the printed one (Lemma 16); the chapter on the graph solution shows the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import networkx as nx
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from lib.models import unconstrained
+from lib.models.unconstrained import check_positive
+
+Solution = tuple[Tensor, list[Tensor]]
+FILLS = ("multiples", "zeros")
+
+
+def objective(
+    H1: Tensor, Ws: Sequence[Tensor], Y: Tensor, lam: float | Sequence[float], n: int, loss: str = "mse"
+) -> Tensor:
+    r"""(1): :math:`\frac1{2N}\|W_L\sigma(\cdots\sigma(W_1H_1)) - Y\|_F^2` and half the weighted squared norms.
+
+    Parameters
+    ----------
+    H1, Ws
+        Features `(..., d_1, K n)` and the weights `W_1, ..., W_L`, the last with K rows; leading dimensions are runs.
+    Y
+        One-hot targets `(K, K n)`, n columns of each class, in any order.
+    lam
+        One number, or :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`.
+    loss
+        `"mse"`, or `"ce"` for the cross-entropy in place of the first term.
+
+    Returns
+    -------
+    Tensor
+        One value per run, differentiable.
+
+    Raises
+    ------
+    ValueError
+        For a Y that is not one-hot or does not have n columns per class, and as
+        :func:`lib.models.unconstrained.objective`.
+    """
+    lam_h, *lam_w = _decays(lam, len(Ws))
+    _check_integer("n", n, 1)
+    if Y.ndim != 2 or not bool(((Y == 0) | (Y == 1)).all() and (Y.sum(0) == 1).all()):
+        raise ValueError(f"Y has shape {tuple(Y.shape)}: a matrix with one 1 and otherwise 0 in each column is needed")
+    counts = Y.sum(1)
+    if not bool((counts == n).all()):
+        raise ValueError(f"Y has {int(counts.min())} to {int(counts.max())} columns per class: n = {n} is needed")
+    return unconstrained.objective(H1, Ws, Y.argmax(0), lam_w, lam_h, relu=True, loss=loss)
+
+
+# The graph ------------------------------------------------------------------------------------------------------------
+
+
+def triangular_graph(r: int) -> nx.Graph:
+    """The line graph of the complete graph on r >= 4 vertices (Definition 3).
+
+    Its r(r-1)/2 vertices are the pairs `(i, j)` with `i < j < r`, in lexicographic order; two are joined if they share
+    an entry. ValueError for r < 4.
+    """
+    _check_integer("r", r, 4)
+    graph = nx.Graph()
+    graph.add_nodes_from(combinations(range(r), 2))
+    graph.add_edges_from(nx.line_graph(nx.complete_graph(r)).edges)
+    return graph
+
+
+def incidence(r: int) -> Tensor:
+    r""":math:`T_r` of Definition 3, `(r, r(r-1)/2)`: :math:`1/\sqrt{r-1}` where a vertex lies on an edge, else 0.
+
+    Edges in lexicographic order. All rows have norm 1. ValueError for r < 4.
+    """
+    _check_integer("r", r, 4)
+    ends = torch.triu_indices(r, r, 1)
+    T = torch.zeros(r, ends.shape[1], dtype=torch.float64)
+    return T.scatter_(0, ends, 1 / math.sqrt(r - 1))
+
+
+def _last_rows(r: int) -> Tensor:
+    r"""B with P = B T: one row per edge, a multiple of -1 at its ends and +1 elsewhere, such that P has unit rows."""
+    signs = 1 - 2 * (incidence(r).T > 0).to(torch.float64)
+    return signs * math.sqrt((r - 1) / (2 * (r - 2) * (r - 3) + 4))
+
+
+# One number per family ------------------------------------------------------------------------------------------------
+
+
+class _Family(NamedTuple):
+    """Eigenvalues of the last Gram matrix at alpha_L = 1, how often each occurs, and log C."""
+
+    eigenvalues: np.ndarray
+    multiplicities: np.ndarray
+    log_cost: float
+
+
+def _graph_family(r: int, L: int) -> _Family:
+    apart = (r - 2) * (r - 3) / 2  # edges that share no vertex with a given one
+    s2 = apart + 1
+    eigenvalues = np.array([apart**2, (r - 3) ** 2, 1.0]) / s2
+    multiplicities = np.array([1, r - 1, r * (r - 3) // 2])
+    if L == 2:
+        nuclear = (apart - 1 + (r - 1) * (r - 2)) / math.sqrt(s2)
+        return _Family(eigenvalues, multiplicities, 2 * math.log(nuclear))
+    nuclear = math.sqrt(2) + math.sqrt((r - 1) * (r - 2))
+    last = r**2 * (r - 1) ** 2 / (8 * s2)
+    return _Family(eigenvalues, multiplicities, 2 * math.log(nuclear) + (L - 3) * math.log(r) + math.log(last))
+
+
+def _frame_family(K: int, L: int) -> _Family:
+    return _Family(np.ones(1), np.array([K]), L * math.log(K))
+
+
+def _minimum(family: _Family, K: int, L: int, lam: list[float], n: int) -> tuple[float, float]:
+    """The least value over u >= 0 and where it is attained; the zero solution's value and 0 where nothing is lower.
+
+    A local minimum is a root at which h(u) = sum_i w_i m_i u^(L-1) / (1 + m_i u^L)^2 falls through c. Every term rises
+    up to its hump and falls after it, so a root of this kind lies right of the leftmost hump, and left of 1/(L c),
+    where the decay alone costs 1/2. In v = log u; each sign change on a mesh brackets one root.
+    """
+    w, log_m = family.multiplicities / K, np.log(family.eigenvalues)
+    log_c = (family.log_cost + math.log(K) + math.log(n) + sum(map(math.log, lam))) / L
+    zero, top = w.sum() / 2, -math.log(L) - log_c
+
+    def value(v: float) -> float:
+        return (w * np.exp(-np.logaddexp(0, L * v + log_m))).sum() / 2 + L / 2 * math.exp(log_c + v)
+
+    def log_ratio(v):  # log h - log c
+        v = np.asarray(v)[..., None]
+        terms = np.log(w) + log_m + (L - 1) * v - 2 * np.logaddexp(0, L * v + log_m)
+        return np.logaddexp.reduce(terms, -1) - log_c
+
+    if L == 1:  # only frames: (1 + u)^2 = 1/c
+        return (value(math.log(u)), u) if (u := math.expm1(-log_c / 2)) > 0 else (zero, 0.0)
+    bottom = (math.log((L - 1) / (L + 1)) - log_m.max()) / L
+    if top <= bottom:
+        return zero, 0.0
+    mesh = np.linspace(bottom, top, 600)
+    above = log_ratio(mesh) > 0
+    falls = np.flatnonzero(above[:-1] & ~above[1:])
+    roots = [brentq(log_ratio, mesh[i], mesh[i + 1], xtol=1e-14, rtol=1e-14) for i in falls]
+    best = min(roots, key=value, default=None)
+    return (zero, 0.0) if best is None or value(best) >= zero else (value(best), math.exp(best))
+
+
+def srg_loss(r: int, L: int, lam: float | Sequence[float], n: int) -> float:
+    r"""The loss of the graph solution for :math:`K = \frac{r(r-1)}2` classes, at the best scales.
+
+    .. math::
+        \min_{u \ge 0}\ \frac1{2K}\sum_i \frac{k_i}{1 + m_i u^L} + \frac L2\,(CK\Lambda)^{1/L}\,u
+
+    with :math:`s^2 = \binom{r-2}2 + 1` and, for :math:`m_i` with multiplicities :math:`k_i`,
+    :math:`\binom{r-2}2^2/s^2` (1), :math:`(r-3)^2/s^2` (r - 1), :math:`1/s^2` (r(r-3)/2);
+    :math:`C = (\sqrt2 + \sqrt{(r-1)(r-2)})^2\, r^{L-3}\, \frac{r^2(r-1)^2}{8s^2}` for :math:`L \ge 3`.
+
+    `r >= 4`, `L >= 2`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. At most 1/2, the
+    loss of the zero solution. Source: the proof of Theorem 5, with the first eigenvalue of Lemma 16 put right; L = 2
+    is this book's.
+    """
+    _check_integer("r", r, 4)
+    lam = _problem(L, 2, lam, n)
+    return float(_minimum(_graph_family(r, L), r * (r - 1) // 2, L, lam, n)[0])
+
+
+def dnc_loss(K: int, L: int, lam: float | Sequence[float], n: int) -> float:
+    r"""The loss of deep neural collapse at the best scale, (10)/2:
+
+    .. math:: \min_{u \ge 0}\ \frac12\,\frac1{1 + u^L} + \frac L2\,(K^{L+1}\Lambda)^{1/L}\,u .
+
+    `K >= 2`, `L >= 1`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. At most 1/2.
+    """
+    _check_integer("K", K, 2)
+    lam = _problem(L, 1, lam, n)
+    return float(_minimum(_frame_family(K, L), K, L, lam, n)[0])
+
+
+def general_srg_loss(K: int, L: int, lam: float | Sequence[float], n: int, construction: int = 1) -> float:
+    r"""The loss of the graph solution for any :math:`K \ge 6`, by either construction of Definition 11.
+
+    1. The losses of a graph solution for the largest :math:`\binom r2 \le K` and of deep neural collapse for the other
+       classes add up, each at its best scale *in the problem with K classes*.
+    2. The graph solution for the smallest :math:`\binom r2 \ge K` at its own best scale, of which
+       :math:`\binom r2 - K` classes are left out, with their columns of :math:`H_1` and rows of :math:`W_L`. All
+       columns fit equally well; here the classes are edges at one vertex.
+
+    Both are :func:`srg_loss` for a triangular number K. ValueError for K < 6, L < 2, n < 1, another `construction`, and
+    decays that are not positive.
+    """
+    r = _general(K, construction)
+    lam = _problem(L, 2, lam, n)
+    size = r * (r - 1) // 2
+    family = _graph_family(r, L)
+    if size <= K:
+        blocks = [family] if size == K else [family, _frame_family(K - size, L)]
+        losses, scales = zip(*(_minimum(block, K, L, lam, n) for block in blocks), strict=True)
+        return float(sum(losses)) if any(scales) else 0.5
+    u = _minimum(family, size, L, lam, n)[1]
+    x, out = family.eigenvalues * u**L, size - K
+    of_all = lambda values: (family.multiplicities * values).sum() / size  # noqa: E731
+    of_neighbours = of_all(np.array([2 * (r - 2), r - 4, -2]) / (1 + x)) / (2 * (r - 2))
+    fit = size * of_all((1 + x) ** -2.0) * (1 - 2 * out / size) + out * of_all(1 / (1 + x)) ** 2
+    fit += out * (out - 1) * of_neighbours**2
+    factor = math.exp((family.log_cost + math.log(size) + math.log(n) + sum(map(math.log, lam))) / L) * u / 2
+    return float(fit / (2 * K) + K / size * (of_all(x / (1 + x) ** 2) / 2 + factor) + (L - 1) * factor)
+
+
+# Matrices -------------------------------------------------------------------------------------------------------------
+
+
+def srg_solution(
+    r: int,
+    L: int,
+    lam: float | Sequence[float],
+    n: int,
+    d: int | Sequence[int] | None = None,
+    fill: str = "multiples",
+) -> Solution:
+    r"""The graph solution of Definition 9 as matrices, at the scales that minimise the objective.
+
+    Parameters
+    ----------
+    r, L, n
+        Vertices of the complete graph (at least 4), layers of weights (at least 2), samples per class.
+    lam
+        One number, or :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`.
+    d
+        Widths :math:`d_1, \dots, d_L`, one number or one per layer of features. By default, and at least, r, and
+        r(r-1)/2 in the last.
+    fill
+        What larger widths hold: further `"multiples"` of the rows in turn, or rows of `"zeros"`.
+
+    Returns
+    -------
+    H1, Ws
+        `(d_1, K n)`, columns organised by class, and :math:`W_1, \dots, W_L`, `(d_(l+1), d_l)` and `(K, d_L)`, float64.
+        All zero where no graph solution is better than that.
+
+    Raises
+    ------
+    ValueError
+        For r < 4, L < 2, n < 1, decays that are not positive, widths below the smallest, an unknown `fill`.
+    """
+    _check_integer("r", r, 4)
+    lam = _problem(L, 2, lam, n)
+    K = r * (r - 1) // 2
+    u = _minimum(_graph_family(r, L), K, L, lam, n)[1]
+    M1, Ws = _matrices(incidence(r), _last_rows(r), u, K, L, lam, n, d, fill)
+    return M1.repeat_interleave(n, 1), Ws
+
+
+def dnc_solution(
+    K: int,
+    L: int,
+    lam: float | Sequence[float],
+    n: int,
+    d: int | Sequence[int] | None = None,
+    fill: str = "multiples",
+) -> Solution:
+    """Deep neural collapse (Definition 10) as matrices, at the scales that minimise the objective.
+
+    `K >= 2`, `L >= 1`; widths are K by default. Otherwise as :func:`srg_solution`.
+    """
+    _check_integer("K", K, 2)
+    lam = _problem(L, 1, lam, n)
+    u = _minimum(_frame_family(K, L), K, L, lam, n)[1]
+    eye = torch.eye(K, dtype=torch.float64)
+    M1, Ws = _matrices(eye, eye, u, K, L, lam, n, d, fill)
+    return M1.repeat_interleave(n, 1), Ws
+
+
+def general_srg_solution(
+    K: int,
+    L: int,
+    lam: float | Sequence[float],
+    n: int,
+    construction: int = 1,
+    d: int | Sequence[int] | None = None,
+    fill: str = "multiples",
+) -> Solution:
+    """Definition 11 for any K >= 6 as matrices; what the constructions do is said at :func:`general_srg_loss`.
+
+    In construction 1 the widths beyond the smallest go to the graph's block. Otherwise as :func:`srg_solution`.
+    """
+    r = _general(K, construction)
+    lam = _problem(L, 2, lam, n)
+    size = r * (r - 1) // 2
+    if size == K:
+        return srg_solution(r, L, lam, n, d, fill)
+    if size > K:
+        H1, Ws = srg_solution(r, L, lam, n, d, fill)
+        return H1[:, (size - K) * n :], [*Ws[:-1], Ws[-1][size - K :]]
+    rest = K - size
+    widths = _widths(d, [w + rest for w in _smallest(r, size, L)])
+    u = _minimum(_graph_family(r, L), K, L, lam, n)[1]
+    graph = _matrices(incidence(r), _last_rows(r), u, K, L, lam, n, [w - rest for w in widths], fill)
+    u = _minimum(_frame_family(rest, L), K, L, lam, n)[1]
+    eye = torch.eye(rest, dtype=torch.float64)
+    frame = _matrices(eye, eye, u, K, L, lam, n, [rest] * L, fill)
+    M1 = torch.block_diag(graph[0], frame[0])
+    Ws = [torch.block_diag(a, b) for a, b in zip(graph[1], frame[1], strict=True)]
+    return M1.repeat_interleave(n, 1), Ws
+
+
+def _smallest(t: int, k: int, L: int) -> list[int]:
+    """The smallest widths: t rows in all layers but the last, k there. For r = 4, L = 2 even the first could be 3."""
+    return [t] * (L - 1) + [k]
+
+
+def _matrices(
+    T: Tensor,
+    B: Tensor,
+    u: float,
+    K: int,
+    L: int,
+    lam: list[float],
+    n: int,
+    d: int | Sequence[int] | None,
+    fill: str,
+) -> Solution:
+    """M_1 and the weights for the rows T and P = B T at the scale u, in a problem with K classes."""
+    if fill not in FILLS:
+        raise ValueError(f"fill is {fill!r}; known are {', '.join(FILLS)}")
+    t, k = len(T), len(B)
+    d = _widths(d, _smallest(t, k, L))
+    if u == 0:
+        return _zeros(d, T.shape[1])
+    P = B @ T
+    root_L = math.sqrt(K * lam[L]) * u ** (L / 2)  # sqrt(alpha_L)
+    if L == 1:
+        M1, Ws = root_L * _spread(k, d[0], fill) @ P, []
+    elif L == 2:
+        M1, W1 = _factors(root_L * _spread(k, d[1], fill) @ P, n * lam[0], lam[1], d[0])
+        Ws = [W1]
+    else:
+        nuclear = torch.linalg.matrix_norm(T, "nuc").item()
+        cost = 2 * math.log(nuclear) + (L - 3) * math.log(t) + math.log(B.square().sum().item())
+        log_c = (cost + math.log(K) + math.log(n) + sum(map(math.log, lam))) / L
+        share = math.exp(log_c) * u  # lam |W_l|^2 of every balanced factor
+        root = share / (nuclear * math.sqrt(n * lam[0] * lam[1]))  # sqrt(alpha_2)
+        M1, W1 = _factors(root * _spread(t, d[1], fill) @ T, n * lam[0], lam[1], d[0])
+        Ws = [W1]
+        for l in range(2, L - 1):  # noqa: E741
+            ratio = math.sqrt(share / (t * lam[l]))  # sqrt(alpha_(l+1) / alpha_l)
+            Ws.append(ratio * _spread(t, d[l], fill) @ _spread(t, d[l - 1], fill).T)
+            root *= ratio
+        Ws.append(root_L / root * _spread(k, d[L - 1], fill) @ B @ _spread(t, d[L - 2], fill).T)
+    last = M1 if L == 1 else (root_L * _spread(k, d[-1], fill) @ P).clamp(min=0)
+    gram = last.T @ last
+    Ws.append(torch.linalg.solve(gram + K * lam[L] * torch.eye(len(gram), dtype=gram.dtype), last.T))
+    return M1, Ws
+
+
+def _zeros(d: list[int], K: int) -> Solution:
+    sizes = zip([*d[1:], K], d, strict=True)
+    return torch.zeros(d[0], K, dtype=torch.float64), [torch.zeros(size, dtype=torch.float64) for size in sizes]
+
+
+def _spread(t: int, d: int, fill: str) -> Tensor:
+    """A `(d, t)` with orthonormal columns whose rows are multiples of unit vectors."""
+    if fill == "zeros":
+        return torch.eye(d, t, dtype=torch.float64)
+    rows = torch.nn.functional.one_hot(torch.arange(d) % t, t).to(torch.float64)
+    return rows / rows.sum(0).sqrt()
+
+
+def _factors(C: Tensor, lam_m: float, lam_w: float, d: int) -> tuple[Tensor, Tensor]:
+    """M `(d, K)` and W with W M = C at the least lam_w |W|^2 + lam_m |M|^2 (Lemma 18)."""
+    U, S, Vh = torch.linalg.svd(C, full_matrices=False)
+    rank = min(d, len(S))
+    root, balance = S[:rank].sqrt(), (lam_w / lam_m) ** 0.25
+    M, W = C.new_zeros(d, C.shape[1]), C.new_zeros(len(C), d)
+    M[:rank] = balance * root[:, None] * Vh[:rank]
+    W[:, :rank] = U[:, :rank] * root / balance
+    return M, W
+
+
+# At the door ----------------------------------------------------------------------------------------------------------
+
+
+def _check_integer(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} = {value!r}: an integer of at least {least} is needed")
+
+
+def _decays(lam: float | Sequence[float], L: int) -> list[float]:
+    """(lam_H1, lam_W1, ..., lam_WL)."""
+    if isinstance(lam, Tensor | np.ndarray):
+        lam = lam.tolist()
+    lams = list(lam) if isinstance(lam, Sequence) else [lam] * (L + 1)
+    if len(lams) != L + 1:
+        raise ValueError(f"lam has {len(lams)} entries: one number, or L + 1 = {L + 1} of them, is needed")
+    names = ["lam_H1"] + [f"lam_W{l}" for l in range(1, L + 1)]  # noqa: E741
+    check_positive(**dict(zip(names, lams, strict=True)))
+    return [float(value) for value in lams]
+
+
+def _problem(L: int, least: int, lam: float | Sequence[float], n: int) -> list[float]:
+    _check_integer("L", L, least)
+    _check_integer("n", n, 1)
+    return _decays(lam, L)
+
+
+def _general(K: int, construction: int) -> int:
+    """The r of the largest triangular number that is at most K, or of the smallest that is at least K."""
+    _check_integer("K", K, 6)
+    if construction not in (1, 2):
+        raise ValueError(f"construction = {construction!r}: 1 or 2 is needed")
+    r = (1 + math.isqrt(1 + 8 * K)) // 2
+    return r if construction == 1 or r * (r - 1) // 2 == K else r + 1
+
+
+def _widths(d: int | Sequence[int] | None, smallest: list[int]) -> list[int]:
+    if d is None:
+        return smallest
+    widths = list(d) if isinstance(d, Sequence) else [d] * len(smallest)
+    if len(widths) != len(smallest):
+        raise ValueError(f"d has {len(widths)} entries: one number, or one for each of L = {len(smallest)}, is needed")
+    for l, (width, least) in enumerate(zip(widths, smallest, strict=True), 1):  # noqa: E741
+        _check_integer(f"d_{l}", width, least)
+    return [int(width) for width in widths]

@@ -1,0 +1,354 @@
+"""Deep neural collapse and the graph solution: closed forms against the objective and independent searches, float64."""
+
+import math
+import time
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from lib.models.unconstrained import activations, labels, one_hot
+from lib.theory import low_rank as theory
+
+quick = settings(max_examples=25, deadline=None)
+few = settings(max_examples=8, deadline=None)
+
+orders = st.integers(4, 9)
+layers = st.integers(2, 6)
+samples = st.integers(1, 3)
+seeds = st.integers(0, 10**6)
+strengths = st.floats(0.02, 0.9)  # of the decays, relative to where deep neural collapse becomes the zero solution
+fills = st.sampled_from(theory.FILLS)
+
+
+def decays(K, L, n, strength, seed):
+    """Random lam with n lam_H1 lam_W1 ... lam_WL = strength^(L+1) times the threshold of deep neural collapse."""
+    threshold = (L - 1) ** (L - 1) / L ** (2 * L) / K ** (L + 1) if L > 1 else K**-2.0
+    shares = np.exp(np.random.default_rng(seed).uniform(-1.5, 1.5, L + 1))
+    shares /= shares.prod() ** (1 / (L + 1))
+    return (shares * strength * (threshold / n) ** (1 / (L + 1))).tolist()
+
+
+def evaluate(solution, K, lam, n):
+    return theory.objective(*solution, one_hot(labels(K, n), K), lam, n).item()
+
+
+def wide(K, L, seed):
+    return np.random.default_rng(seed).integers(K, K + 2 * K, L).tolist()
+
+
+# The graph ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("r", range(4, 10))
+def test_the_triangular_graph_joins_the_edges_that_share_a_vertex(r):
+    graph = theory.triangular_graph(r)
+    assert list(graph) == sorted(graph)
+    pairs = [(a, b) for a in graph for b in graph if a < b]
+    assert all(graph.has_edge(a, b) == bool(set(a) & set(b)) for a, b in pairs)
+    assert nx.is_strongly_regular(graph)
+
+
+@pytest.mark.parametrize("r", range(4, 10))
+def test_the_gram_matrix_of_the_incidence_is_the_graph(r):
+    T, A = theory.incidence(r), nx.to_numpy_array(theory.triangular_graph(r))
+    torch.testing.assert_close((r - 1) * T.T @ T, torch.from_numpy(A) + 2 * torch.eye(len(A)), atol=1e-14, rtol=0)
+    torch.testing.assert_close(T.norm(dim=1), torch.ones(r, dtype=torch.float64), atol=1e-14, rtol=0)
+
+
+# Matrices and closed forms --------------------------------------------------------------------------------------------
+
+
+@quick
+@given(orders, layers, samples, strengths, seeds, st.booleans(), fills)
+def test_the_objective_of_the_graph_solution_is_its_closed_form(r, L, n, strength, seed, widen, fill):
+    K = r * (r - 1) // 2
+    lam = decays(K, L, n, strength, seed)
+    solution = theory.srg_solution(r, L, lam, n, wide(K, L, seed) if widen else None, fill)
+    assert evaluate(solution, K, lam, n) == pytest.approx(theory.srg_loss(r, L, lam, n), rel=1e-12)
+
+
+@quick
+@given(st.integers(2, 12), st.integers(1, 6), samples, strengths, seeds, st.booleans(), fills)
+def test_the_objective_of_deep_neural_collapse_is_its_closed_form(K, L, n, strength, seed, widen, fill):
+    lam = decays(K, L, n, strength, seed)
+    solution = theory.dnc_solution(K, L, lam, n, wide(K, L, seed) if widen else None, fill)
+    assert evaluate(solution, K, lam, n) == pytest.approx(theory.dnc_loss(K, L, lam, n), rel=1e-12)
+
+
+@quick
+@given(st.integers(6, 34), layers, samples, strengths, seeds, st.sampled_from([1, 2]), st.booleans(), fills)
+def test_the_objective_of_both_constructions_is_their_closed_form(K, L, n, strength, seed, construction, widen, fill):
+    lam = decays(K, L, n, strength, seed)
+    d = [w + 5 for w in wide(K, L, seed)] if widen else None
+    solution = theory.general_srg_solution(K, L, lam, n, construction, d, fill)
+    expected = theory.general_srg_loss(K, L, lam, n, construction)
+    assert evaluate(solution, K, lam, n) == pytest.approx(expected, rel=1e-12)
+
+
+@few
+@given(orders, layers, samples, strengths, seeds)
+def test_the_constructions_agree_where_the_number_of_classes_is_triangular(r, L, n, strength, seed):
+    K = r * (r - 1) // 2
+    lam = decays(K, L, n, strength, seed)
+    losses = [theory.general_srg_loss(K, L, lam, n, construction) for construction in (1, 2)]
+    assert losses == [theory.srg_loss(r, L, lam, n)] * 2
+
+
+@pytest.mark.parametrize("r, L", [(r, L) for r in (4, 5, 7) for L in (3, 4, 5)])
+def test_the_matrices_are_what_definition_9_asks_for(r, L):
+    K = r * (r - 1) // 2
+    lam = decays(K, L, 2, 0.6, r + L)
+    H1, Ws = theory.srg_solution(r, L, lam, 2, d=2 * K + 1)
+    levels, T = activations(H1, Ws, relu=True), theory.incidence(r)
+    assert torch.equal(H1[:, ::2], H1[:, 1::2])
+    for H in levels[1:-1]:
+        rows = H[:, ::2]
+        A = rows @ torch.linalg.pinv(T)
+        torch.testing.assert_close(A @ T, rows)
+        assert ((A.abs() > 1e-9 * A.abs().max()).sum(1) == 1).all() and (A > -1e-12).all()
+        torch.testing.assert_close(A.T @ A, (A**2).sum() / r * torch.eye(r, dtype=A.dtype))
+    before = (Ws[-2] @ levels[-2])[:, ::2]
+    values = (before / before.abs().amax(1, keepdim=True)).round(decimals=9)
+    assert ((values == -1).sum(1) == 1).all() and ((values == 1).sum(1) == math.comb(r - 2, 2)).all()
+    assert torch.linalg.matrix_rank(before) == (3 if r == 4 else r)
+
+
+def test_rows_may_be_repeated_or_zero():
+    lam = decays(10, 4, 1, 0.5, 0)
+    for fill in theory.FILLS:
+        H1, Ws = theory.srg_solution(5, 4, lam, 1, d=13, fill=fill)
+        empty = (activations(H1, Ws, relu=True)[2].abs().sum(1) == 0).sum()
+        assert empty == (8 if fill == "zeros" else 0)
+
+
+# Best within its family -----------------------------------------------------------------------------------------------
+
+
+@few
+@given(st.sampled_from([4, 5, 6]), st.sampled_from([3, 4, 5]), samples, strengths, seeds)
+def test_no_other_scales_give_a_graph_solution_a_lower_objective(r, L, n, strength, seed):
+    K, rng = r * (r - 1) // 2, np.random.default_rng(seed)
+    lam = decays(K, L, n, strength, seed)
+    loss = theory.srg_loss(r, L, lam, n)
+    T = theory.incidence(r).numpy()
+    signs = np.where(T.T > 0, -1.0, 1.0)
+    P = signs @ T
+    P /= np.linalg.norm(P, axis=1, keepdims=True)
+    Y = np.eye(K)
+
+    def objective(logs):
+        """(1) at M_l = exp(logs) T, with every factor the best one for its input and output."""
+        scales = np.exp(logs)
+        levels = [s * T for s in scales[:-1]] + [scales[-1] * P]
+        value = math.sqrt(n * lam[0] * lam[1]) * np.linalg.norm(levels[0], "nuc")
+        for below, above, decay in zip(levels, levels[1:], lam[2:-1], strict=False):
+            value += decay / 2 * (np.linalg.lstsq(below.T, above.T, rcond=None)[0] ** 2).sum()
+        M = np.maximum(levels[-1], 0)
+        stacked = np.vstack([M.T, math.sqrt(K * lam[-1]) * np.eye(K)])
+        W = np.linalg.lstsq(stacked, np.vstack([Y, np.zeros((K, K))]), rcond=None)[0].T
+        return value + ((W @ M - Y) ** 2).sum() / (2 * K) + lam[-1] / 2 * (W**2).sum()
+
+    ends = [minimize(objective, rng.uniform(-1, 3, L - 1), options={"gtol": 1e-8}).fun for _ in range(4)]
+    assert min(ends) > loss - 1e-9
+    assert loss == 0.5 or min(ends) < loss + 1e-5
+
+
+@few
+@given(orders, st.integers(2, 8), samples, strengths, seeds)
+def test_the_scalar_minimum_is_found_on_a_fine_mesh_too(r, L, n, strength, seed):
+    K = r * (r - 1) // 2
+    lam = decays(K, L, n, strength, seed)
+    T = theory.incidence(r).numpy()
+    P = np.where(T.T > 0, -1.0, 1.0) @ T
+    P /= np.linalg.norm(P, axis=1, keepdims=True)
+    m = np.linalg.svd(np.maximum(P, 0))[1] ** 2
+    B = P @ np.linalg.pinv(T)
+    C = np.linalg.norm(P, "nuc") ** 2 if L == 2 else np.linalg.norm(T, "nuc") ** 2 * r ** (L - 3) * (B**2).sum()
+    x = np.exp(np.linspace(-25, 25, 40_001)) ** (1 if L < 6 else 2)
+    product = math.exp(math.log(n) + sum(map(math.log, lam)))
+    values = (1 / (1 + m[:, None] * x)).sum(0) / (2 * K) + L / 2 * (C * K * product * x) ** (1 / L)
+    assert theory.srg_loss(r, L, lam, n) == pytest.approx(min(values.min(), 0.5), rel=1e-6)
+
+
+@few
+@given(st.sampled_from([4, 5, 7]), st.sampled_from([2, 3, 5]), strengths, seeds)
+def test_nothing_nearby_with_another_last_classifier_is_better(r, L, strength, seed):
+    K = r * (r - 1) // 2
+    lam = decays(K, L, 2, strength, seed)
+    H1, Ws = theory.srg_solution(r, L, lam, 2)
+    at, step = evaluate((H1, Ws), K, lam, 2), torch.randn(Ws[-1].shape, dtype=torch.float64)
+    for size in (1e-3, 1e-1, 1.0):
+        assert evaluate((H1, [*Ws[:-1], Ws[-1] + size * step]), K, lam, 2) > at
+
+
+@few
+@given(st.sampled_from([4, 5, 6]), st.sampled_from([2, 3, 4]), strengths, seeds)
+def test_every_weight_is_the_least_one_between_its_levels(r, L, strength, seed):
+    lam = decays(r * (r - 1) // 2, L, 1, strength, seed)
+    H1, Ws = theory.srg_solution(r, L, lam, 1, d=r * r)
+    for below, W in list(zip(activations(H1, Ws, relu=True), Ws, strict=True))[1:-1]:
+        torch.testing.assert_close(W, W @ below @ torch.linalg.pinv(below))
+
+
+@few
+@given(st.integers(7, 20), st.sampled_from([3, 4]), strengths, seeds)
+def test_construction_1_is_stationary_in_the_scales_of_its_blocks(K, L, strength, seed):
+    lam = decays(K, L, 1, strength, seed)
+    (H1, Ws), r = theory.general_srg_solution(K, L, lam, 1), (1 + math.isqrt(1 + 8 * K)) // 2
+    for own in (0.0, 1.0):  # which block is scaled
+        logs = torch.zeros(L, dtype=torch.float64, requires_grad=True)
+        scaled = []
+        for part, cut, log in zip((H1, *Ws[:-1]), [r * (r - 1) // 2] + [r] * (L - 1), logs, strict=True):
+            first = (torch.arange(part.shape[1]) < cut).to(torch.float64)
+            scaled.append(part * torch.where(first == own, log.exp(), 1.0))
+        loss = theory.objective(scaled[0], [*scaled[1:], Ws[-1]], one_hot(labels(K, 1), K), lam, 1)
+        assert torch.autograd.grad(loss, logs)[0].abs().max() < 1e-12
+
+
+@few
+@given(st.integers(7, 34), st.integers(3, 6), samples, strengths, seeds)
+def test_leaving_classes_out_costs_nothing(K, L, n, strength, seed):
+    lam = decays(K, L, n, strength, seed)
+    r = next(r for r in range(4, 10) if r * (r - 1) // 2 >= K)
+    assert theory.general_srg_loss(K, L, lam, n, construction=2) <= theory.srg_loss(r, L, lam, n) + 1e-15
+
+
+def test_deep_neural_collapse_of_one_and_two_layers_is_the_frame_of_part_two():
+    """In z, the score of a sample's own class, the loss is (1 - z)^2/2 plus the price of K singular values z."""
+    for K, L in ((2, 1), (4, 1), (3, 2), (5, 2)):
+        lam = decays(K, L, 3, 0.5, K)
+        product = 3 * math.prod(lam)
+        z = np.linspace(0, 1, 200_001)
+        values = (1 - z) ** 2 / 2 + K * (L + 1) / 2 * product ** (1 / (L + 1)) * z ** (2 / (L + 1))
+        assert theory.dnc_loss(K, L, lam, 3) == pytest.approx(values.min(), rel=1e-9)
+
+
+# Strong decay, extremes, speed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("L", [2, 3, 4, 6])
+def test_strong_decay_leaves_the_zero_solution(L):
+    for solution, loss in (
+        (theory.srg_solution(5, L, 1.0, 2), theory.srg_loss(5, L, 1.0, 2)),
+        (theory.dnc_solution(10, L, 1.0, 2), theory.dnc_loss(10, L, 1.0, 2)),
+        (theory.general_srg_solution(10, L, 1.0, 2, 2), theory.general_srg_loss(10, L, 1.0, 2, 2)),
+    ):
+        assert loss == 0.5 and evaluate(solution, 10, 1.0, 2) == 0.5
+        assert all(not part.any() for part in (solution[0], *solution[1]))
+    for construction in (1, 2):
+        assert theory.general_srg_loss(12, L, 1.0, 2, construction) == 0.5
+        assert evaluate(theory.general_srg_solution(12, L, 1.0, 2, construction), 12, 1.0, 2) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("L", [2, 3, 5])
+def test_deep_neural_collapse_becomes_zero_at_its_threshold(L):
+    for strength, is_zero in ((0.999, False), (1.001, True)):
+        loss = theory.dnc_loss(7, L, decays(7, L, 2, strength, 0), 2)
+        assert (loss == 0.5) == is_zero
+
+
+def test_losses_are_fast_and_finite_for_a_thousand_vertices_and_twelve_layers():
+    start = time.perf_counter()
+    losses = [theory.srg_loss(1000, L, 1e-6, 2) for L in range(3, 13)]
+    losses += [theory.general_srg_loss(400_000, L, 1e-6, 2, c) for L in range(3, 13) for c in (1, 2)]
+    losses += [theory.dnc_loss(499_500, L, 1e-6, 2) for L in range(1, 13)]
+    assert time.perf_counter() - start < 0.5
+    assert all(0 < loss <= 0.5 for loss in losses)
+
+
+@pytest.mark.parametrize("lam", [1e-300, 1e-30, 1e30, 1e300])
+def test_extreme_decays_neither_overflow_nor_underflow(lam):
+    for L in (2, 3, 12):
+        for loss in (theory.srg_loss(1000, L, lam, 1), theory.dnc_loss(6, L, lam, 1)):
+            assert 0 < loss <= 0.5
+            assert (loss == 0.5) == (lam > 1)
+
+
+def test_the_loss_depends_on_the_decays_through_their_product_only():
+    lam = [0.01, 0.02, 0.003, 0.004, 0.01]
+    for function, size in ((theory.srg_loss, 5), (theory.dnc_loss, 10), (theory.general_srg_loss, 12)):
+        shuffled = function(size, 4, [0.01, 0.01, 0.001, 0.024, 0.01 * 3], 1)
+        other = math.prod([0.01, 0.01, 0.001, 0.024, 0.01 * 3]) / math.prod(lam)
+        assert shuffled == pytest.approx(function(size, 4, [lam[0] * other, *lam[1:]], 1), rel=1e-13)
+        assert function(size, 4, lam, 3) == pytest.approx(function(size, 4, [3 * lam[0], *lam[1:]], 1), rel=1e-13)
+
+
+# The objective --------------------------------------------------------------------------------------------------------
+
+
+def test_the_objective_is_equation_1():
+    torch.manual_seed(0)
+    K, n, lam = 3, 2, (0.1, 0.2, 0.3, 0.4)
+    H, Ws = (
+        torch.randn(4, 6).double(),
+        [torch.randn(5, 4).double(), torch.randn(4, 5).double(), torch.randn(3, 4).double()],
+    )
+    Y = torch.zeros(K, K * n, dtype=torch.float64)
+    for column, row in enumerate((2, 0, 1, 1, 0, 2)):
+        Y[row, column] = 1
+    Z = Ws[2] @ torch.relu(Ws[1] @ torch.relu(Ws[0] @ H))
+    expected = ((Z - Y) ** 2).sum() / (2 * K * n)
+    expected += sum(decay / 2 * (part**2).sum() for decay, part in zip(lam, (H, *Ws), strict=True))
+    torch.testing.assert_close(theory.objective(H, Ws, Y, lam, n), expected)
+    runs = theory.objective(torch.stack([H, 0 * H]), [torch.stack([W, W]) for W in Ws], Y, lam, n)
+    torch.testing.assert_close(runs[0], expected)
+    chosen = (torch.logsumexp(Z, 0) - (Z * Y).sum(0)).mean()
+    by_entropy = theory.objective(H, Ws, Y, lam, n, loss="ce") - theory.objective(H, Ws, Y, lam, n)
+    torch.testing.assert_close(by_entropy, chosen - ((Z - Y) ** 2).sum() / (2 * K * n))
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: theory.srg_loss(3, 4, 0.1, 1), "r = 3: an integer of at least 4"),
+        (lambda: theory.srg_solution(3, 4, 0.1, 1), "r = 3"),
+        (lambda: theory.triangular_graph(3), "r = 3"),
+        (lambda: theory.incidence(True), "r = True"),
+        (lambda: theory.srg_loss(4.5, 4, 0.1, 1), "r = 4.5"),
+        (lambda: theory.srg_loss(4, 1, 0.1, 1), "L = 1: an integer of at least 2"),
+        (lambda: theory.srg_solution(4, 1, 0.1, 1), "L = 1"),
+        (lambda: theory.dnc_loss(4, 0, 0.1, 1), "L = 0: an integer of at least 1"),
+        (lambda: theory.dnc_loss(1, 3, 0.1, 1), "K = 1: an integer of at least 2"),
+        (lambda: theory.dnc_solution(1, 3, 0.1, 1), "K = 1"),
+        (lambda: theory.general_srg_loss(5, 3, 0.1, 1), "K = 5: an integer of at least 6"),
+        (lambda: theory.general_srg_solution(5, 3, 0.1, 1), "K = 5"),
+        (lambda: theory.general_srg_loss(7, 3, 0.1, 1, construction=3), "construction = 3: 1 or 2"),
+        (lambda: theory.srg_loss(4, 3, 0.1, 0), "n = 0: an integer of at least 1"),
+        (lambda: theory.srg_loss(4, 3, 0.0, 1), "lam_H1=0.0: a positive number"),
+        (lambda: theory.srg_loss(4, 3, (0.1, 0.1, -0.2, 0.1), 1), "lam_W2=-0.2: a positive number"),
+        (lambda: theory.dnc_loss(4, 3, (0.1, 0.1, math.nan, 0.1), 1), "lam_W2=nan"),
+        (lambda: theory.dnc_loss(4, 3, (0.1, 0.1), 1), "lam has 2 entries: one number, or L . 1 = 4"),
+        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=9), "d_4 = 9: an integer of at least 10"),
+        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=[5, 4, 5, 10]), "d_2 = 4: an integer of at least 5"),
+        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=[5, 5, 10]), "d has 3 entries"),
+        (lambda: theory.dnc_solution(5, 4, 0.01, 1, d=4), "d_1 = 4: an integer of at least 5"),
+        (lambda: theory.general_srg_solution(12, 4, 0.01, 1, d=11), "d_4 = 11: an integer of at least 12"),
+        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=12, fill="noise"), "fill is 'noise'; known are multiples, zeros"),
+    ],
+)
+def test_wrong_parameters_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_targets_that_are_not_one_hot_or_not_balanced_are_named():
+    H1, Ws = theory.dnc_solution(3, 3, 0.01, 2)
+    Y = one_hot(labels(3, 2), 3)
+    for wrong, n, message in (
+        (2 * Y, 2, "one 1 and otherwise 0"),
+        (Y[0], 2, r"shape \(6,\)"),
+        (Y, 3, "2 to 2 columns per class: n = 3"),
+        (Y[:, [0, 0, 0, 2, 4, 5]], 2, "1 to 3 columns per class"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            theory.objective(H1, Ws, wrong, 0.01, n)
+    with pytest.raises(ValueError, match="unknown|known are"):
+        theory.objective(H1, Ws, Y, 0.01, 2, loss="hinge")
