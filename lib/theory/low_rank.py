@@ -308,7 +308,9 @@ def general_srg_solution(
 ) -> Solution:
     """Definition 11 for any K >= 6 as matrices; what the constructions do is said at :func:`general_srg_loss`.
 
-    In construction 1 the widths beyond the smallest go to the graph's block. Otherwise as :func:`srg_solution`.
+    In construction 1 the widths beyond the smallest go to the graph's block, and K units are enough in every layer;
+    construction 2 needs as many units in the last layer as the larger graph has classes. Otherwise as
+    :func:`srg_solution`.
     """
     r = _general(K, construction)
     lam = _problem(L, 2, lam, n)

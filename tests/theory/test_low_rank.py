@@ -181,7 +181,8 @@ def test_nothing_nearby_with_another_last_classifier_is_better(r, L, strength, s
     K = r * (r - 1) // 2
     lam = decays(K, L, 2, strength, seed)
     H1, Ws = theory.srg_solution(r, L, lam, 2)
-    at, step = evaluate((H1, Ws), K, lam, 2), torch.randn(Ws[-1].shape, dtype=torch.float64)
+    at, rng = evaluate((H1, Ws), K, lam, 2), np.random.default_rng(seed)
+    step = torch.from_numpy(rng.standard_normal(Ws[-1].shape))
     for size in (1e-3, 1e-1, 1.0):
         assert evaluate((H1, [*Ws[:-1], Ws[-1] + size * step]), K, lam, 2) > at
 
@@ -226,6 +227,84 @@ def test_deep_neural_collapse_of_one_and_two_layers_is_the_frame_of_part_two():
         z = np.linspace(0, 1, 200_001)
         values = (1 - z) ** 2 / 2 + K * (L + 1) / 2 * product ** (1 / (L + 1)) * z ** (2 / (L + 1))
         assert theory.dnc_loss(K, L, lam, 3) == pytest.approx(values.min(), rel=1e-9)
+
+
+# Which of the two is lower --------------------------------------------------------------------------------------------
+
+
+def even(K, L, strength):
+    """The common decay whose product is `strength` times the threshold, for n = 1."""
+    return strength ** (1 / (L + 1)) * ((L - 1) ** (L - 1) / L ** (2 * L)) ** (1 / (L + 1)) / K
+
+
+def both(r, L, lam):
+    """The objective of the graph solution and of deep neural collapse, from matrices, n = 1."""
+    K = r * (r - 1) // 2
+    solutions = theory.srg_solution(r, L, lam, 1), theory.dnc_solution(K, L, lam, 1)
+    return [evaluate(solution, K, lam, 1) for solution in solutions]
+
+
+@pytest.mark.parametrize("lam, lower", [(0.01, False), (0.03, True), (0.038, True), (0.0395, True)])
+def test_with_two_layers_and_ten_classes_the_graph_is_lower_next_to_the_threshold_only(lam, lower):
+    assert 16 * 10**3 * lam**3 < 1  # deep neural collapse is better than zero
+    graph, frame = both(5, 2, lam)
+    assert (graph < frame - 1e-6) == lower and frame < 0.5
+    assert graph == pytest.approx(theory.srg_loss(5, 2, lam, 1), rel=1e-12)
+    assert frame == pytest.approx(theory.dnc_loss(10, 2, lam, 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("r, strength, sign", [(6, 0.9, 1), (6, 0.99, -1), (7, 0.9, 1), (7, 0.999, 1), (4, 0.9, 0)])
+def test_with_two_layers_the_graph_is_lower_up_to_fifteen_classes_and_ties_for_six(r, strength, sign):
+    graph, frame = both(r, 2, even(r * (r - 1) // 2, 2, strength))
+    assert np.sign(round(graph - frame, 10)) == sign
+
+
+@pytest.mark.parametrize("r", [4, 5, 6, 8])
+def test_the_relu_makes_the_nuclear_norm_of_the_last_means_larger(r):
+    """By the factor that two layers gain, from five vertices on."""
+    H1, Ws = theory.srg_solution(r, 2, even(r * (r - 1) // 2, 2, 0.1), 1)
+    before = Ws[0] @ H1
+    norms = [torch.linalg.matrix_norm(M, "nuc").item() for M in (before, before.clamp(min=0))]
+    m = (r - 2) * (r - 3) // 2  # edges apart from one
+    expected = (m + (r - 1) * (r - 3) + r * (r - 3) / 2) / (m - 1 + (r - 1) * (r - 2))
+    assert norms[1] / norms[0] == pytest.approx(expected, rel=1e-12)
+    assert (expected > 1) == (r > 4)
+
+
+@quick
+@given(st.integers(6, 200), st.integers(3, 10), samples, strengths, seeds)
+def test_the_first_construction_is_lower_in_the_range_of_theorem_5(K, L, n, strength, seed):
+    if L > 3 or K >= 10:
+        lam = decays(K, L, n, strength, seed)
+        assert theory.general_srg_loss(K, L, lam, n, construction=1) < theory.dnc_loss(K, L, lam, n)
+
+
+@pytest.mark.parametrize("K, L, lower", [(9, 3, True), (7, 3, False), (7, 4, False), (12, 3, False), (14, 3, True)])
+def test_the_second_construction_is_lower_for_some_numbers_of_classes_only(K, L, lower):
+    lam = even(K, L, 1e-3)
+    graph, frame = theory.general_srg_solution(K, L, lam, 1, construction=2), theory.dnc_solution(K, L, lam, 1)
+    assert (evaluate(graph, K, lam, 1) < evaluate(frame, K, lam, 1)) == lower
+
+
+@quick
+@given(st.integers(5, 60), samples, strengths, seeds)
+def test_with_three_layers_the_gain_is_at_most_two_over_r_minus_one(r, n, strength, seed):
+    K = r * (r - 1) // 2
+    lam = decays(K, 3, n, strength, seed)
+    ratio = theory.srg_loss(r, 3, lam, n) / theory.dnc_loss(K, 3, lam, n)
+    assert 1 - 2 / (r - 1) <= ratio < 1
+
+
+@quick
+@given(st.integers(6, 400), st.integers(3, 10), samples, strengths, seeds)
+def test_the_first_construction_costs_at_most_two_collapses_at_changed_prices(K, L, n, strength, seed):
+    lam = decays(K, L, n, strength, seed)
+    r = (1 + math.isqrt(1 + 8 * K)) // 2
+    share, nu = r * (r - 1) / 2 / K, math.sqrt(2) + math.sqrt((r - 1) * (r - 2))
+    psi = 2 ** (L - 3) * nu**2 / (r * (r - 1) ** (L - 2))  # Psi_r to the power L, as printed
+    cheaper = [lam[0] * psi, *lam[1:]]
+    bound = share * theory.dnc_loss(K, L, cheaper, n) + (1 - share) * theory.dnc_loss(K, L, lam, n)
+    assert theory.general_srg_loss(K, L, lam, n, construction=1) <= bound * (1 + 1e-12)
 
 
 # Strong decay, extremes, speed ----------------------------------------------------------------------------------------
@@ -282,12 +361,8 @@ def test_the_loss_depends_on_the_decays_through_their_product_only():
 
 
 def test_the_objective_is_equation_1():
-    torch.manual_seed(0)
-    K, n, lam = 3, 2, (0.1, 0.2, 0.3, 0.4)
-    H, Ws = (
-        torch.randn(4, 6).double(),
-        [torch.randn(5, 4).double(), torch.randn(4, 5).double(), torch.randn(3, 4).double()],
-    )
+    K, n, lam, rng = 3, 2, (0.1, 0.2, 0.3, 0.4), np.random.default_rng(0)
+    H, *Ws = (torch.from_numpy(rng.standard_normal(size)) for size in ((4, 6), (5, 4), (4, 5), (3, 4)))
     Y = torch.zeros(K, K * n, dtype=torch.float64)
     for column, row in enumerate((2, 0, 1, 1, 0, 2)):
         Y[row, column] = 1
