@@ -225,3 +225,100 @@ def _check_classes(K) -> None:
 def _check_width(width) -> None:
     if not 1 / 64 <= width < float("inf"):
         raise ValueError(f"width = {width!r}: at least 1/64 is needed, which is one feature map in the first block")
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions with batch normalisation beside a shortcut that has no parameters."""
+
+    def __init__(self, incoming: int, outgoing: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(incoming, outgoing, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outgoing)
+        self.conv2 = nn.Conv2d(outgoing, outgoing, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outgoing)
+        self.stride, self.new_maps = stride, outgoing - incoming
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        shortcut = x[:, :, :: self.stride, :: self.stride]  # and zeros for the maps that are new
+        return torch.relu(out + nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_maps)))
+
+
+class _ResNet20(nn.Module):
+    """Stem, three stages of three blocks, the mean over positions, and a head of linear maps with ReLUs between."""
+
+    def __init__(self, K: int, channels: int, widths: list[int], head_layers: int, head_width: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        incoming = widths[0]
+        for position, outgoing in enumerate(widths):
+            blocks = [_Block(incoming, outgoing, 2 if position else 1)]
+            blocks += [_Block(outgoing, outgoing, 1) for _ in range(2)]
+            self.add_module(f"layer{position + 1}", nn.Sequential(*blocks))
+            incoming = outgoing
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        sizes = [incoming, *[head_width] * (head_layers - 1), K]
+        self.head = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.relu = nn.ReLU()
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        maps = torch.relu(self.bn1(self.conv1(x)))
+        return self.avgpool(self.layer3(self.layer2(self.layer1(maps)))).flatten(1)
+
+    def layers(self, x: Tensor) -> list[Tensor]:
+        found = [self.features(x)]
+        for position, W in enumerate(self.head):
+            found.append(W(self.relu(found[-1]) if position else found[-1]))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)[-1]
+
+
+def resnet20(
+    K: int, channels: int = 3, width: float = 1.0, head_layers: int = 1, head_width: int = 64, seed: int = 0
+) -> nn.Module:
+    r"""ResNet20 for small images, and on top of it a multilayer perceptron without biases.
+
+    .. math:: f(x) = W_L \sigma(W_{L-1} \sigma(\cdots W_1 \mathcal B(x))), \qquad \sigma = \mathrm{ReLU}
+
+    The backbone :math:`\mathcal B` is a 3x3 convolution, three stages `layer1` to `layer3` of three residual blocks
+    with :math:`16w, 32w` and :math:`64w` feature maps, of which the last two halve the resolution, and the mean over
+    positions. Shortcuts have no parameters: where the shape changes they skip every other pixel and add maps of zeros.
+    The backbone ends in a ReLU, so that :math:`H_1 = \mathcal B(x)` is not negative.
+
+    `model.features(x)` is :math:`H_1` as rows `(N, 64w)`; `model.layers(x)` is the list :math:`H_1, \tilde H_2, \dots,
+    \tilde H_{L+1}`, the last of which are the scores; `model.head` has the matrices :math:`W_1, \dots, W_L`.
+
+    Parameters
+    ----------
+    K
+        Number of classes.
+    channels
+        Of an image: 1 for grey, 3 for colour.
+    width
+        Multiplier :math:`w` of the widths of the backbone, which are rounded to whole numbers.
+    head_layers, head_width
+        :math:`L`, and the width of the L - 1 hidden layers of the head.
+    seed
+        Of the initial weights, drawn on the CPU: in the backbone normal with variance 2 over the fan-in, in the head
+        PyTorch's default, which is uniform with variance 1/3 over the fan-in.
+
+    Raises
+    ------
+    ValueError
+        If `K` is below 2, a number is not a positive integer, or `width` leaves no feature map.
+
+    Source: He et al. (2016), section 4.2; Súkeník et al. (2024), section 3, who print neither the initial weights nor
+    the kind of shortcuts.
+    """
+    _check_classes(K)
+    positive_integers(channels=channels, head_layers=head_layers, head_width=head_width)
+    if not 1 / 16 <= width < float("inf"):
+        raise ValueError(f"width = {width!r}: at least 1/16 is needed, which is one feature map in the first stage")
+    with _seeded(seed):
+        return _ResNet20(K, channels, [round(maps * width) for maps in (16, 32, 64)], head_layers, head_width)

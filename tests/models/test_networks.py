@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib.models.networks import mlp, resnet18, vgg13
+from lib.models.networks import mlp, resnet18, resnet20, vgg13
 from lib.vision import torchvision
 
 
@@ -208,3 +208,76 @@ def test_vgg13_starts_from_torchvisions_distributions():
 def test_impossible_vggs_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         vgg13(**arguments)
+
+
+@pytest.mark.parametrize(
+    "K, channels, width, head_layers, head_width, widths",
+    [(10, 3, 1.0, 1, 64, (16, 32, 64)), (10, 1, 0.5, 4, 64, (8, 16, 32)), (7, 3, 0.3, 5, 12, (5, 10, 19))],
+)
+def test_resnet20_has_nineteen_convolutions_and_a_head_without_biases(
+    K, channels, width, head_layers, head_width, widths
+):
+    model = resnet20(K, channels, width, head_layers, head_width)
+    sizes = [channels, *[widths[0]] * 7, *[widths[1]] * 6, *[widths[2]] * 6]
+    expected = sum(9 * a * b + 2 * b for a, b in zip(sizes, sizes[1:], strict=False))
+    head = [widths[2], *[head_width] * (head_layers - 1), K]
+    expected += sum(a * b for a, b in zip(head, head[1:], strict=False))
+    assert count(model) == expected
+    assert [tuple(W.weight.shape) for W in model.head] == list(zip(head[1:], head, strict=False))
+
+
+def test_resnet20_halves_the_resolution_twice_and_gives_features_that_are_not_negative():
+    model = resnet20(10, 1, width=0.5)
+    shapes = {}
+    for name in ("layer1", "layer2", "layer3"):
+        getattr(model, name).register_forward_hook(lambda _m, _i, out, name=name: shapes.update({name: out.shape}))
+    features = model.features(torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0)))
+    assert [tuple(shapes[f"layer{i}"]) for i in (1, 2, 3)] == [(4, 8, 28, 28), (4, 16, 14, 14), (4, 32, 7, 7)]
+    assert features.shape == (4, 32) and features.min() >= 0
+
+
+def test_a_shortcut_of_resnet20_skips_every_other_pixel_and_adds_maps_of_zeros():
+    block = resnet20(10, 1, width=0.5).layer2[0].eval()
+    nn.init.zeros_(block.bn2.weight)  # what is beside the shortcut is then zero
+    x = torch.rand(3, 8, 7, 7, generator=torch.Generator().manual_seed(0))
+    out = block(x)
+    assert out.shape == (3, 16, 4, 4)
+    assert torch.equal(out[:, :8], x[:, :, ::2, ::2]) and not out[:, 8:].any()
+
+
+def test_the_layers_of_the_head_are_those_of_the_printed_formula():
+    model = resnet20(3, 1, 1 / 8, head_layers=4, head_width=6, seed=3).double().eval()
+    x = torch.randn(5, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    W = [layer.weight for layer in model.head]
+    H = model.features(x).T
+    H_2, H_3 = W[0] @ H, W[1] @ (W[0] @ H).clamp(min=0)
+    H_4 = W[2] @ H_3.clamp(min=0)
+    scores = W[3] @ H_4.clamp(min=0)
+    assert len(model.layers(x)) == 5
+    for found, expected in zip(model.layers(x), (H, H_2, H_3, H_4, scores), strict=True):
+        torch.testing.assert_close(found, expected.T, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(x), scores.T, rtol=0, atol=1e-12)
+
+
+def test_resnet20_starts_with_a_variance_of_two_over_the_fan_in_and_its_head_with_a_third():
+    model = resnet20(10, 3, head_layers=4, seed=2)
+    for layer, variance in ((model.layer3[2].conv1, 2), (model.head[1], 1 / 3)):
+        assert layer.weight.std().item() == pytest.approx((variance / layer.weight[0].numel()) ** 0.5, rel=0.05)
+    same, other = resnet20(10, 3, head_layers=4, seed=2), resnet20(10, 3, head_layers=4, seed=3)
+    assert torch.equal(model.head[0].weight, same.head[0].weight)
+    assert not torch.equal(model.head[0].weight, other.head[0].weight)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"K": 1}, "K = 1"),
+        ({"K": 3, "channels": 0}, "channels = 0"),
+        ({"K": 3, "width": 1 / 40}, "width = 0.025"),
+        ({"K": 3, "head_layers": 0}, "head_layers = 0"),
+        ({"K": 3, "head_width": 0}, "head_width = 0"),
+    ],
+)
+def test_impossible_resnet20s_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        resnet20(**arguments)
