@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("feature-collapse", "extended-ufm", "memorization-dilation")
+PARTS = ("feature-collapse", "extended-ufm", "memorization-dilation", "low-rank-bias", "synthesis")
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "_build", "__pycache__", ".pytest_cache", ".hypothesis", "*.ipynb")
 
 

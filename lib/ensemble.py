@@ -6,8 +6,13 @@ Runs advance together. And the samples of a class are not carried one by one whe
 - Without a ReLU the squared loss does not notice a rotation of the samples, :math:`\|WH - Y\| = \|WHQ - YQ\|` for
   orthogonal :math:`Q`. One that turns the samples of a class into their mean, scaled by :math:`\sqrt{n_k}`, and
   deviations with target 0 leaves K columns of means and d columns of deviations, exactly and from the first step on.
-- With a ReLU, once the samples of a class coincide up to a stated tolerance they move together, and one column of
-  length :math:`\sqrt{n_k}` times the feature has their trajectory.
+- With a ReLU, once the samples of a class coincide up to a stated tolerance and have the same active units, they move
+  together, and one column of length :math:`\sqrt{n_k}` times the feature has their trajectory. While the units that are
+  active are the same, a class goes through the same linear map, and the rotation applies to it: deviations have target
+  0 and enter the gradient of the weights through products of two of them. Deviations of relative size
+  :math:`\delta` therefore change weights and means by :math:`\delta^2` only, and :math:`\delta = 10^{-8}` is as good
+  as rounding. When a unit is switched later, the samples of a class do it at the same step, unless they happen to
+  straddle the kink then; per switch the chance of that is of the order :math:`\delta`.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lib.models.unconstrained import check, one_hot
+from lib.models.unconstrained import activations, check, one_hot
 
 
 class Runs(NamedTuple):
@@ -58,13 +63,45 @@ def random_start(
     return Runs(torch.stack(Hs), Ws, torch.stack(biases) if bias else None)
 
 
+def pad(start: Runs, widths: Sequence[int]) -> Runs:
+    r"""The same runs in wider layers: features of `widths[0]` units, hidden levels of `widths[1:]`, the rest zeros.
+
+    A unit whose incoming and outgoing weights are zero has no gradient and stays exactly zero: runs of different widths
+    can be rows of one tensor and move as they do alone. ValueError for another number of widths, or for one
+    that is too small.
+    """
+    levels = [start.H.shape[-2], *(W.shape[-2] for W in start.Ws[:-1])]
+    if len(widths) != len(levels) or any(new < old for new, old in zip(widths, levels, strict=True)):
+        raise ValueError(f"widths={list(widths)}: one for each of {levels} is needed, and none smaller")
+    outs = [*widths[1:], start.Ws[-1].shape[-2]]
+    Ws = [
+        torch.nn.functional.pad(W, (0, columns - W.shape[-1], 0, rows - W.shape[-2]))
+        for W, rows, columns in zip(start.Ws, outs, widths, strict=True)
+    ]
+    return Runs(torch.nn.functional.pad(start.H, (0, 0, 0, widths[0] - levels[0])), Ws, start.b)
+
+
+def together(parts: Sequence[Runs]) -> Runs:
+    """Runs of several ensembles as one ensemble. ValueError without one, or if their shapes or biases differ."""
+    shapes = {(p.H.shape[1:], *(W.shape[1:] for W in p.Ws), p.b is None) for p in parts}
+    if len(shapes) != 1:
+        raise ValueError(f"{len(shapes)} different shapes of runs: one is needed (see pad)")
+    Ws = [torch.cat(level) for level in zip(*(p.Ws for p in parts), strict=True)]
+    return Runs(torch.cat([p.H for p in parts]), Ws, None if parts[0].b is None else torch.cat([p.b for p in parts]))
+
+
+def select(runs: Runs, chosen: Tensor | Sequence[int] | slice) -> Runs:
+    """Some of the runs, in the order of `chosen`."""
+    return Runs(runs.H[chosen], [W[chosen] for W in runs.Ws], None if runs.b is None else runs.b[chosen])
+
+
 @torch.no_grad()
 def gradient_descent(
     start: Runs,
     y: Tensor,
-    lam_w: float | Sequence[float],
-    lam_h: float,
-    learning_rate: float,
+    lam_w: float | Tensor | Sequence[float | Tensor],
+    lam_h: float | Tensor,
+    learning_rate: float | Tensor,
     steps: int,
     lam_b: float = 0.0,
     relu: bool = False,
@@ -72,28 +109,40 @@ def gradient_descent(
     watch: Callable[[int, Runs], None] | None = None,
     tolerance: float = 1e-13,
     reduce: bool = True,
+    singly: bool = False,
+    diverged: dict[int, int] | None = None,
 ) -> Runs:
     r"""`steps` steps of plain gradient descent on :func:`lib.models.unconstrained.objective` with the squared loss.
 
     .. math:: \theta \leftarrow \theta - \text{learning\_rate}\,\nabla f(\theta), \; \theta = (W_L, \dots, W_1, H, b)
 
-    A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU.
+    A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU. Numbers below the smallest
+    normal one count as 0.
 
     Parameters
     ----------
     start
         Where the runs start; left as it is.
     y, lam_w, lam_h, lam_b, relu
-        As in the objective; the same for all runs.
+        As in the objective; the same for all runs. Decays of weights and features may also be tensors `(R,)` with one
+        for each run.
+    learning_rate
+        The step size, or a tensor `(R,)` of them.
     every, watch
         `watch(step, runs)` is called with the full features before the first step, after each `every` steps, and at
         the end; `every` = 0: at both ends only. What it is given is its own to keep.
     tolerance
-        With `relu`: at these steps, if the largest deviation of a feature from its class mean is below `tolerance`
-        times the largest feature entry in every run, classes are continued as one column each. The deviations are 0
-        from then on.
+        With `relu`: at these steps, if in every run and at every level the largest deviation of a feature from its
+        class mean is below `tolerance` times the largest feature entry, and the samples of a class have the same
+        active units, classes are continued as one column each. The deviations are 0 from then on. What is neglected
+        is of the order `tolerance` squared.
     reduce
         `False` carries every sample through every step.
+    singly
+        Whether a run's classes may be continued as columns while other runs still need all samples.
+    diverged
+        A dictionary that receives the run and the step at which it was found not to be finite; other runs go on, this
+        one is nan from there on and belongs in no average. Without it a diverged run is an error.
 
     Returns
     -------
@@ -106,10 +155,21 @@ def gradient_descent(
         As the objective, for weights that are not those of R runs or not finite, for a learning rate or a number of
         steps that is not positive, and for a negative `every` or `tolerance`.
     FloatingPointError
-        If a run diverges, found at the next call of `watch` or at the end.
+        If a run diverges and `diverged` is not given, found at the next call of `watch` or at the end; it names the
+        runs, the step and the learning rate.
     """
-    decays = check(start.H, start.Ws, y, lam_w, lam_h, start.b, lam_b)
-    R, K = len(start.H), start.Ws[-1].shape[-2]
+    R, K = len(start.H), start.Ws[-1].shape[-2] if len(start.Ws) else 0
+    lam_w = list(lam_w) if isinstance(lam_w, Sequence) else lam_w
+    layers = lam_w if isinstance(lam_w, list) else [lam_w] * len(start.Ws)
+    named = {f"lam_w[{i}]": lam for i, lam in enumerate(layers)} | {"lam_h": lam_h, "learning_rate": learning_rate}
+    for name, value in named.items():
+        if isinstance(value, Tensor):
+            _check_per_run(name, value, R)
+    plain = [lam[0].item() if isinstance(lam, Tensor) else lam for lam in layers]
+    decays = check(
+        start.H, start.Ws, y, plain if isinstance(lam_w, (list, Tensor)) else lam_w,
+        lam_h[0].item() if isinstance(lam_h, Tensor) else lam_h, start.b, lam_b,
+    )  # fmt: skip
     parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
     for name, part in parts.items():
         if part.ndim != 3 or len(part) != R:
@@ -119,29 +179,76 @@ def gradient_descent(
     for name, part in (parts if start.b is None else parts | {"b": start.b}).items():
         if not torch.isfinite(part).all():
             raise ValueError(f"{name} has {int((~torch.isfinite(part)).sum())} entries that are not finite")
-    if not learning_rate > 0:
+    if not isinstance(learning_rate, Tensor) and not learning_rate > 0:
         raise ValueError(f"learning_rate={learning_rate}: a positive number is needed")
     if steps < 1:
         raise ValueError(f"steps={steps}: at least one step is needed")
     if every < 0 or tolerance < 0:
         raise ValueError(f"every={every}, tolerance={tolerance}: neither can be negative")
     y = y.to(start.H.device)
-    Ws = [W.clone() for W in start.Ws]
-    b = None if start.b is None else start.b.clone()[..., None]
-    linear = not relu or len(Ws) == 1
-    samples = _rotated(start.H, y, K) if reduce and linear else _every_sample(start.H, y, K)
+    decays = [lam if isinstance(lam, Tensor) else decay for lam, decay in zip(layers, decays, strict=True)]
+    pace = _Pace(learning_rate, decays, lam_h, lam_b, len(y)).of_runs(start.H)
+    hidden = relu and len(start.Ws) > 1
+    every_run = torch.arange(R, device=start.H.device)
+    kind = _every_sample if not reduce else _rotated if not hidden else _every_sample if len(y) > K else _means
+    groups = [_Group.of(every_run, start, kind, y, pace)]
     done = 0
     for stop in [*range(0, steps, every or steps), steps]:
-        _advance(samples, Ws, b, decays, lam_h, lam_b, learning_rate, stop - done, relu, len(y))
+        for group in groups:
+            group.advance(stop - done, relu)
         done = stop
-        runs = Runs(samples.features(), [W.clone() for W in Ws], None if b is None else b[..., 0].clone())
-        if not all(torch.isfinite(part).all() for part in (runs.H, *runs.Ws)):
-            raise FloatingPointError(f"a run has diverged after {done} steps with learning rate {learning_rate}")
-        if reduce and not linear and samples.columns.shape[-1] > K and _collapsed(runs.H, y, K, tolerance):
-            samples = _means(runs.H, y, K)
+        runs = _collect(groups, start)
+        finite = torch.stack([torch.isfinite(part).flatten(1).all(1) for part in (runs.H, *runs.Ws)]).all(0)
+        if not finite.all():
+            lost = (~finite).nonzero()[:, 0].tolist()
+            if diverged is None:
+                rates = learning_rate[lost].tolist() if isinstance(learning_rate, Tensor) else [learning_rate]
+                raise FloatingPointError(
+                    f"a run has diverged after {done} steps with learning rate {', '.join(map(str, rates))}"
+                    f" (of {R} runs: {', '.join(map(str, lost))})"
+                )
+            diverged |= {run: done for run in lost if run not in diverged}
+            groups = [part for group in groups for part in group.part(finite[group.index])]
+        if hidden and reduce:
+            settled = [group.settled(tolerance) for group in groups]
+            if singly or all(found.all() for found in settled):
+                pairs = list(zip(groups, settled, strict=True))
+                groups = [part for group, found in pairs for part in (*group.part(found, _means), *group.part(~found))]
         if watch is not None:
             watch(done, runs)
     return runs
+
+
+def _check_per_run(name: str, value: Tensor, R: int) -> None:
+    if value.shape != (R,):
+        raise ValueError(f"{name} has shape {tuple(value.shape)}: one number, or one for each of {R} runs is needed")
+    if not bool((torch.isfinite(value) & (value > 0)).all()):
+        raise ValueError(f"{name} has entries that are not positive numbers")
+
+
+class _Pace(NamedTuple):
+    """Learning rate, decays of W_1 ... W_L, of H and of b, and the number of samples."""
+
+    rate: float | Tensor
+    decays: list[float | Tensor]
+    lam_h: float | Tensor
+    lam_b: float
+    N: int
+
+    def of_runs(self, like: Tensor) -> _Pace:
+        """As it is if all of them are numbers; where one differs between runs, all of them `(R, 1, 1)`."""
+        if not any(isinstance(value, Tensor) for value in (self.rate, *self.decays, self.lam_h)):
+            return self
+
+        def spread(value):
+            return torch.as_tensor(value).to(like).expand(len(like)).reshape(-1, 1, 1).clone()
+
+        return _Pace(spread(self.rate), [spread(lam) for lam in self.decays], spread(self.lam_h), self.lam_b, self.N)
+
+    def chosen(self, runs: Tensor) -> _Pace:
+        if not isinstance(self.rate, Tensor):
+            return self
+        return _Pace(self.rate[runs], [lam[runs] for lam in self.decays], self.lam_h[runs], self.lam_b, self.N)
 
 
 class _Samples(NamedTuple):
@@ -167,7 +274,7 @@ def _class_means(H: Tensor, y: Tensor, K: int) -> tuple[Tensor, Tensor]:
 
 def _means(H: Tensor, y: Tensor, K: int) -> _Samples:
     means, roots = _class_means(H, y, K)
-    columns = means * roots
+    columns = (means * roots).mT.contiguous().mT  # rows are faster where there are few
     return _Samples(columns, torch.diag(roots), roots, lambda: (columns / roots)[..., y])
 
 
@@ -188,19 +295,115 @@ def _rotated(H: Tensor, y: Tensor, K: int) -> _Samples:
     )
 
 
-def _collapsed(H: Tensor, y: Tensor, K: int, tolerance: float) -> bool:
-    deviations = H - _class_means(H, y, K)[0][..., y]
-    return bool((deviations.abs().amax((-2, -1)) <= tolerance * H.abs().amax((-2, -1))).all())
+class _Group(NamedTuple):
+    """Runs that advance together: which ones, their columns, weights, bias `(R, K, 1)` and pace."""
+
+    index: Tensor
+    samples: _Samples
+    kind: Callable[[Tensor, Tensor, int], _Samples]
+    y: Tensor
+    Ws: list[Tensor]
+    b: Tensor | None
+    pace: _Pace
+
+    @classmethod
+    def of(cls, index, runs: Runs, kind, y, pace) -> _Group:
+        Ws, b = [W.clone() for W in runs.Ws], None if runs.b is None else runs.b.clone()[..., None]
+        return cls(index, kind(runs.H, y, Ws[-1].shape[-2]), kind, y, Ws, b, pace)
+
+    def runs(self) -> Runs:
+        """A copy of where they are, with the full features."""
+        b = None if self.b is None else self.b[..., 0].clone()
+        return Runs(self.samples.features(), [W.clone() for W in self.Ws], b)
+
+    def part(self, mask: Tensor, kind=None) -> list[_Group]:
+        """The runs of a mask as a group of their own, if there are any; the same group if it is all of them."""
+        kind = kind or self.kind
+        if not mask.any():
+            return []
+        if mask.all() and kind is self.kind:
+            return [self]
+        return [_Group.of(self.index[mask], select(self.runs(), mask), kind, self.y, self.pace.chosen(mask))]
+
+    def settled(self, tolerance: float) -> Tensor:
+        """In which runs the samples of each class coincide up to the tolerance and have the same active units."""
+        features, K = self.samples.features(), self.Ws[-1].shape[-2]
+        found = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        if self.kind is _means:
+            return found
+        first = torch.stack([(self.y == k).nonzero()[0, 0] for k in range(K)])[self.y]
+        for level, H in enumerate(activations(features, self.Ws, relu=True)):
+            deviations = (H - _class_means(H, self.y, K)[0][..., self.y]).abs().amax((-2, -1))
+            found &= deviations <= tolerance * H.abs().amax((-2, -1))
+            if level:
+                active = H > 0
+                found &= (active == active[..., first]).all(-1).all(-1)
+        return found
+
+    def advance(self, steps: int, relu: bool) -> None:
+        if steps:
+            rows = self.kind is _means
+            step = (_step_on_rows if rows else _step_on_columns)(self.samples, self.Ws, self.b, self.pace, relu)
+            torch.set_flush_denormal(True)  # decays take weights of silent units there, and the processor is slow at it
+            try:
+                _repeat(step, steps, self.samples.columns.device)
+            finally:
+                torch.set_flush_denormal(False)
 
 
-def _advance(samples, Ws, b, decays, lam_h, lam_b, rate, steps, relu, N):
-    """The steps themselves, in place; the overhead of a call is what they cost, so there are as few as possible."""
+def _collect(groups: list[_Group], start: Runs) -> Runs:
+    """All runs in their order; nan where a run is in no group."""
+    if len(groups) == 1 and len(groups[0].index) == len(start.H):
+        return groups[0].runs()
+    found = Runs(
+        torch.full_like(start.H, torch.nan),
+        [torch.full_like(W, torch.nan) for W in start.Ws],
+        None if start.b is None else torch.full_like(start.b, torch.nan),
+    )
+    for group in groups:
+        runs = group.runs()
+        for whole, part in zip(_flat(found), _flat(runs), strict=True):
+            whole[group.index] = part
+    return found
+
+
+def _flat(runs: Runs) -> list[Tensor]:
+    return [runs.H, *runs.Ws, *([] if runs.b is None else [runs.b])]
+
+
+def _repeat(step: Callable[[], None], steps: int, device: torch.device) -> None:
+    """`steps` calls of `step`; on a GPU two steps are recorded as one graph and replayed, since calls cost more there.
+
+    Two, because a step leaves W_1 and its spare exchanged. A recorded step reads and writes the same memory each time.
+    """
+    if device.type == "cuda" and steps > 8:
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):  # the libraries allocate their workspaces before anything is recorded
+            step()
+            step()
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+            step()
+        for _ in range(steps // 2 - 1):
+            graph.replay()
+        steps %= 2
+    for _ in range(steps):
+        step()
+
+
+def _step_on_columns(samples, Ws, b, pace, relu):
+    """One step, in place, as a function; the overhead of a call is what it costs, so there are as few as possible."""
     H, R, last = samples.columns, len(samples.columns), len(Ws) - 1
     Y, ones = samples.targets.expand(R, -1, -1), samples.ones.expand(R, 1, -1)
     levels = [H] + [H.new_empty(R, W.shape[-2], H.shape[-1]) for W in Ws]
     gradients = [torch.empty_like(level) for level in levels]
-    spare = torch.empty_like(Ws[0])
-    for _ in range(steps):
+    spare = [torch.empty_like(Ws[0])]
+    keep, keep_h, keep_b, step_size, scale = _factors(pace)
+
+    def step():
         for i in range(last):
             torch.bmm(Ws[i], levels[i], out=levels[i + 1])
             if relu:
@@ -208,14 +411,77 @@ def _advance(samples, Ws, b, decays, lam_h, lam_b, rate, steps, relu, N):
         G = torch.baddbmm(Y, Ws[last], levels[last], beta=-1, out=levels[-1])
         if b is not None:
             G.baddbmm_(b, ones)
-            b.baddbmm_(G, ones.mT, beta=1 - rate * lam_b, alpha=-rate / N)
+        if scale is not None:
+            G.mul_(scale)
+        if b is not None:
+            _update(b, G, ones.mT, keep_b, step_size)
         for i in range(last, 0, -1):
             torch.bmm(Ws[i].mT, G, out=gradients[i])
-            Ws[i].baddbmm_(G, levels[i].mT, beta=1 - rate * decays[i], alpha=-rate / N)
+            _update(Ws[i], G, levels[i].mT, keep[i], step_size)
             G = gradients[i]
             if relu:  # in place: G where the unit is active, 0 elsewhere
                 torch.ops.aten.threshold_backward.grad_input(G, levels[i], 0, grad_input=G)
         # H and W_1 each need the other's old value
-        torch.baddbmm(Ws[0], G, H.mT, beta=1 - rate * decays[0], alpha=-rate / N, out=spare)
-        H.baddbmm_(Ws[0].mT, G, beta=1 - rate * lam_h, alpha=-rate / N)
-        Ws[0], spare = spare, Ws[0]
+        old, new = Ws[0], spare[0]
+        if scale is None:
+            torch.baddbmm(old, G, H.mT, beta=keep[0], alpha=-step_size, out=new)
+        else:
+            torch.mul(old, keep[0], out=new).baddbmm_(G, H.mT, alpha=-step_size)
+        _update(H, old.mT, G, keep_h, step_size)
+        Ws[0], spare[0] = new, old
+
+    return step
+
+
+def _step_on_rows(samples, Ws, b, pace, relu):
+    """The same for samples that lie as rows in memory, which is faster where there are few of them."""
+    H, R, last = samples.columns.mT, len(samples.columns), len(Ws) - 1
+    Y, ones = samples.targets.mT.expand(R, -1, -1).contiguous(), samples.ones[:, None].expand(R, -1, 1)
+    levels = [H] + [H.new_empty(R, H.shape[1], W.shape[-2]) for W in Ws]
+    gradients = [torch.empty_like(level) for level in levels]
+    spare = [torch.empty_like(Ws[0])]
+    keep, keep_h, keep_b, step_size, scale = _factors(pace)
+
+    def step():
+        for i in range(last):
+            torch.bmm(levels[i], Ws[i].mT, out=levels[i + 1])
+            if relu:
+                levels[i + 1].relu_()
+        G = torch.baddbmm(Y, levels[last], Ws[last].mT, beta=-1, out=levels[-1])
+        if b is not None:
+            G.baddbmm_(ones, b.mT)
+        if scale is not None:
+            G.mul_(scale)
+        if b is not None:
+            _update(b, G.mT, ones, keep_b, step_size)
+        for i in range(last, 0, -1):
+            torch.bmm(G, Ws[i], out=gradients[i])
+            _update(Ws[i], G.mT, levels[i], keep[i], step_size)
+            G = gradients[i]
+            if relu:
+                torch.ops.aten.threshold_backward.grad_input(G, levels[i], 0, grad_input=G)
+        old, new = Ws[0], spare[0]
+        if scale is None:
+            torch.baddbmm(old, G.mT, H, beta=keep[0], alpha=-step_size, out=new)
+        else:
+            torch.mul(old, keep[0], out=new).baddbmm_(G.mT, H, alpha=-step_size)
+        _update(H, G, old, keep_h, step_size)
+        Ws[0], spare[0] = new, old
+
+    return step
+
+
+def _factors(pace: _Pace):
+    """What a step leaves of W_1 ... W_L, H and b; the step size over N; and a factor of the gradient, runs apart."""
+    rate, per_run = pace.rate, isinstance(pace.rate, Tensor)
+    keep = [1 - rate * lam for lam in pace.decays]
+    keep_h, keep_b = 1 - rate * pace.lam_h, 1 - rate * pace.lam_b
+    return keep, keep_h, keep_b, 1 if per_run else rate / pace.N, rate / pace.N if per_run else None
+
+
+def _update(weight: Tensor, left: Tensor, right: Tensor, keep: float | Tensor, step_size: float) -> None:
+    """weight <- keep * weight - step_size * left @ right."""
+    if isinstance(keep, Tensor):
+        weight.mul_(keep).baddbmm_(left, right, alpha=-step_size)
+    else:
+        weight.baddbmm_(left, right, beta=keep, alpha=-step_size)

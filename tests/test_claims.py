@@ -568,7 +568,8 @@ def test_every_claim_is_measured_by_exactly_one_chapter_and_the_pending_ones_by_
     )
     assert set(checked) == set(claims.declarations()) - set(claims.pending())
     for name, path in checked.items():
-        assert path.parent.name == claims.declarations()[name]["paper"]
+        paper = claims.declarations()[name]["paper"]  # what goes beyond a paper may stand on its pages, and vice versa
+        assert path.parent.name in (paper, "synthesis") or paper == "beyond"
 
 
 def test_every_claim_of_feature_collapse_is_written():

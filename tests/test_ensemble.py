@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.ensemble import Runs, gradient_descent, random_start
+from lib.ensemble import Runs, gradient_descent, pad, random_start, select, together
 from lib.models.unconstrained import activations, labels, objective
 
 K, N_SPL, D = 3, 12, 5
@@ -171,6 +171,130 @@ def test_runs_do_not_influence_each_other(model):
         assert_same(Runs(together.H[r : r + 1], [W[r : r + 1] for W in together.Ws], b), alone, atol=1e-13)
 
 
+def deviation_after(delta, steps, tolerance, learning_rate=0.4):
+    """Largest difference of the weights between runs on class means and on all samples, relative deviation delta."""
+    model, start = MODELS["three layers, ReLU"], nearly_collapsed(MODELS["three layers, ReLU"], delta)
+    options = {"lam_h": 0.05, "learning_rate": learning_rate}
+    short = descend(start, model, steps, tolerance=tolerance, **options)
+    full = descend(start, model, steps, reduce=False, **options)
+    return max((a - b).abs().max().item() for a, b in zip(short.Ws, full.Ws, strict=True))
+
+
+def test_what_is_neglected_on_class_means_is_of_second_order_in_the_deviations():
+    coarse, fine = (deviation_after(delta, 20, 1.0, 0.01) for delta in (1e-3, 1e-4))
+    assert 1e-9 < coarse < 1e-4
+    assert 95 < coarse / fine < 105  # a hundred times less for deviations ten times as small; no unit is switched
+
+
+def test_so_a_tolerance_of_1e_8_is_as_good_as_rounding():
+    assert deviation_after(3e-9, 1200, tolerance=1e-8) < 1e-14
+
+
+def test_samples_of_a_class_with_different_active_units_are_all_kept():
+    model, start = MODELS["ReLU"], nearly_collapsed(MODELS["ReLU"], 0.0)
+    start.Ws[0][0, 0] = torch.tensor([1.0, -1.0, 0.0, 0.0, 0.0])  # a unit at its kink for the first class
+    start.H[0, :2, :N_SPL] = 0.3
+    start.H[0, 0, 0] += 1e-9
+    start.H[0, 0, 1] -= 1e-9
+    reduced, full = (descend(start, model, 3, tolerance=1e-8, reduce=reduce) for reduce in (True, False))
+    assert torch.equal(reduced.H, full.H)
+
+
+def test_units_that_are_exactly_zero_for_a_class_are_no_obstacle():
+    model, start = MODELS["ReLU"], nearly_collapsed(MODELS["ReLU"], 1e-10)
+    start.Ws[0][:, 1] = 0.0
+    end = descend(start, model, 5, every=1, tolerance=1e-8)
+    assert torch.equal(end.H, end.H[..., ORDERED * N_SPL])
+    assert_same(end, descend(start, model, 5, reduce=False), atol=1e-8)
+
+
+def test_runs_may_go_on_as_class_means_one_by_one():
+    model = MODELS["ReLU"]
+    mixed = together([start_of(model, [0]), nearly_collapsed(model, 0.0), start_of(model, [4])])
+    seen = trajectory(mixed, model, 40, 10, singly=True)
+    for step, runs in trajectory(mixed, model, 40, 10, reduce=False).items():
+        assert_same(seen[step], runs, atol=1e-13)
+    same = (seen[40].H[..., ORDERED * N_SPL] == seen[40].H).flatten(1).all(1)
+    assert same.tolist() == [False, True, True, True, False]
+
+
+# Figure 2 of Sukenik et al. (2024), top ---------------------------------------------------------------------------
+
+
+def test_the_model_with_four_layers_and_500_samples_follows_autograd_step_by_step():
+    K, n, d, steps = 10, 50, 30, 40
+    start, y = random_start(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [1.0]), labels(K, n)
+    seen = {}
+    gradient_descent(start, y, 0.004, 0.004, 0.5, steps, relu=True, every=1, watch=seen.__setitem__)
+    for r in range(2):
+        parts = [start.H[r], *(W[r] for W in start.Ws)]
+        for step in range(steps + 1):
+            for ours, theirs in zip((seen[step].H[r], *(W[r] for W in seen[step].Ws)), parts, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+            parts = [part.clone().requires_grad_() for part in parts]
+            value = objective(parts[0], parts[1:], y, 0.004, 0.004, relu=True)
+            gradients = torch.autograd.grad(value, parts)
+            parts = [p.detach() - 0.5 * g for p, g in zip(parts, gradients, strict=True)]
+
+
+def test_and_it_does_so_on_class_means():
+    K, n, d, steps = 10, 50, 30, 200
+    start, y = random_start(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [0.3]), labels(K, n)
+    start = start._replace(H=start.H[..., y * n])
+    reduced, full = (gradient_descent(start, y, 0.004, 0.004, 0.5, steps, relu=True, reduce=r) for r in (True, False))
+    assert_same(reduced, full, atol=1e-11)
+
+
+# Each run its own parameters --------------------------------------------------------------------------------------
+
+
+@every_model
+@pytest.mark.parametrize("reduce", [True, False])
+def test_decays_and_learning_rates_may_differ_between_runs(model, reduce):
+    layers, _, lam_b, relu = model
+    start, generator = start_of(model), torch.Generator().manual_seed(1)
+    lam_w = [0.001 + 0.03 * torch.rand(3, generator=generator, dtype=torch.float64) for _ in range(layers)]
+    lam_h, rate = torch.tensor([0.01, 0.02, 0.05]).double(), torch.tensor([0.05, 0.2, 0.1]).double()
+    found = gradient_descent(start, ORDERED, lam_w, lam_h, rate, 60, lam_b, relu, reduce=reduce)
+    for r in range(3):
+        own = [lam[r].item() for lam in lam_w]
+        alone = gradient_descent(
+            select(start, [r]), ORDERED, own, lam_h[r].item(), rate[r].item(), 60, lam_b, relu, reduce=reduce
+        )
+        assert_same(select(found, [r]), alone, atol=1e-13)
+
+
+def test_one_tensor_of_decays_is_for_all_layers():
+    start, lam = start_of(MODELS["ReLU"]), torch.tensor([0.01, 0.02, 0.03]).double()
+    together_ = gradient_descent(start, ORDERED, lam, 0.02, 0.1, 5, relu=True)
+    assert_same(together_, gradient_descent(start, ORDERED, [lam, lam], 0.02, 0.1, 5, relu=True), atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["ReLU", "three layers, ReLU", "three layers", "ReLU, bias"])
+@pytest.mark.parametrize("collapsed", [True, False])
+def test_units_that_are_padded_stay_exactly_zero_and_change_nothing(name, collapsed):
+    model = MODELS[name]
+    start = nearly_collapsed(model, 0.0) if collapsed else start_of(model)
+    widths = [D + 1, *range(D + 2, D + 1 + model[0])]
+    wide = descend(pad(start, widths), model, 200)
+    alone = descend(start, model, 200)
+    assert [wide.H.shape[1], *(W.shape[1] for W in wide.Ws[:-1])] == widths
+    assert wide.H[:, D:].abs().max() == 0
+    for W in wide.Ws[:-1]:
+        assert W[:, D:].abs().max() == 0
+    for W in wide.Ws:
+        assert W[..., D:].abs().max() == 0
+    small = Runs(wide.H[:, :D], [W[:, :D, :D] for W in wide.Ws[:-1]] + [wide.Ws[-1][..., :D]], wide.b)
+    assert_same(small, alone, atol=1e-12)
+
+
+def test_silent_units_may_decay_below_the_smallest_normal_number():
+    start = start_of(MODELS["ReLU"])
+    start = Runs(start.H.abs()[..., ORDERED * N_SPL], [-start.Ws[0].abs(), start.Ws[1]], None)
+    end = descend(start, MODELS["ReLU"], 6000, lam_h=2.0, learning_rate=0.1)
+    assert end.H.abs().max() == 0  # 0.8 to the power of 6000
+
+
 # What one sees --------------------------------------------------------------------------------------------------------
 
 
@@ -257,9 +381,57 @@ def test_a_run_that_diverges_is_an_error_that_says_when(name, reduce):
         descend(start_of(MODELS[name], scale=2.0), MODELS[name], 200, learning_rate=50.0, every=40, reduce=reduce)
 
 
+@pytest.mark.parametrize("reduce", [True, False])
+@pytest.mark.parametrize("name", ["one layer", "free bias", "ReLU", "ReLU, bias"])
+def test_a_run_that_diverges_can_be_marked_while_the_others_go_on(name, reduce):
+    model = MODELS[name]
+    good, bad = start_of(model, [0, 1, 2, 3]), start_of(model, [9], scale=1e5)
+    start, marked = together([select(good, [0, 1]), bad, select(good, [2, 3])]), {}
+    seen = trajectory(start, model, 60, 20, reduce=reduce, diverged=marked)
+    assert marked == {2: 20}
+    assert all(torch.isnan(part[2]).all() for part in (seen[40].H, *seen[40].Ws, seen[60].H, *seen[60].Ws))
+    assert_same(select(seen[60], [0, 1, 3, 4]), descend(good, model, 60, every=20, reduce=reduce), atol=1e-12)
+
+
+def test_if_all_runs_diverge_all_are_marked():
+    marked = {}
+    end = descend(start_of(MODELS["ReLU"], scale=1e5), MODELS["ReLU"], 60, every=20, diverged=marked)
+    assert marked == {0: 20, 1: 20, 2: 20} and torch.isnan(end.H).all()
+
+
+def test_the_error_names_the_learning_rates_of_the_runs_that_diverged():
+    start, rates = start_of(MODELS["ReLU"], scale=2.0), torch.tensor([0.01, 70.0, 0.02]).double()
+    with pytest.raises(FloatingPointError, match=r"after 50 steps with learning rate 70.0 \(of 3 runs: 1\)"):
+        gradient_descent(start, ORDERED, 0.01, 0.01, rates, 100, relu=True, every=50)
+
+
+def test_graphs_are_for_gpus_only(monkeypatch):
+    def fail(*_):
+        raise AssertionError("a graph on the CPU")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fail)
+    monkeypatch.setattr(torch.cuda, "Stream", fail)
+    descend(start_of(MODELS["ReLU"]), MODELS["ReLU"], 50)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("steps", [9, 10, 101])
+def test_a_gpu_replays_the_same_steps(steps):
+    model, start = MODELS["three layers, ReLU"], nearly_collapsed(MODELS["three layers, ReLU"], 1e-3)
+    there = Runs(start.H.cuda(), [W.cuda() for W in start.Ws], None)
+    for reduce in (True, False):
+        end = descend(there, model, steps, y=ORDERED.cuda(), every=40, reduce=reduce)
+        found = Runs(end.H.cpu(), [W.cpu() for W in end.Ws], None)
+        assert_same(found, descend(start, model, steps, every=40, reduce=reduce), atol=1e-11)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"lam_h": torch.ones(2)}, r"lam_h has shape \(2,\)"),
+        ({"lam_h": torch.tensor([1.0, 0.0, 1.0])}, "lam_h has entries that are not positive"),
+        ({"learning_rate": torch.tensor([1.0, -1.0, 1.0])}, "learning_rate has entries that are not positive"),
+        ({"learning_rate": torch.tensor([1.0, math.nan, 1.0])}, "learning_rate has entries that are not positive"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
         ({"learning_rate": math.nan}, "learning_rate=nan"),
         ({"steps": 0}, "steps=0"),
@@ -307,3 +479,15 @@ def test_weights_that_are_not_those_of_runs_are_named(spoil, message):
 def test_starts_that_cannot_be_drawn_are_errors(arguments, message):
     with pytest.raises(ValueError, match=message):
         random_start(*arguments)
+
+
+@pytest.mark.parametrize("widths", [[D], [D, D - 1], [D, D, D]])
+def test_runs_cannot_be_padded_to_fewer_units_or_layers(widths):
+    with pytest.raises(ValueError, match=f"widths=\\[{D}"):
+        pad(start_of(MODELS["ReLU"]), widths)
+
+
+def test_runs_of_different_shapes_are_not_one_ensemble():
+    start = start_of(MODELS["ReLU"])
+    with pytest.raises(ValueError, match="2 different shapes"):
+        together([start, pad(start, [D, D + 1])])

@@ -26,6 +26,7 @@ from lib.metrics.formulas import (
     relative_spread,
 )
 from lib.metrics.streaming import COLUMNS, PENULTIMATE, ClassStatistics, Measures, measure
+from lib.metrics.structure import structure
 
 __all__ = [
     "class_means",
@@ -42,6 +43,7 @@ __all__ = [
     "memorization",
     "numerical_rank",
     "condition_number",
+    "structure",
     "ClassStatistics",
     "Measures",
     "measure",

@@ -59,9 +59,7 @@ def value_and_gradient(
     """
     if signs is not None:
         if signs.shape != (H.shape[-1] * n,):
-            raise ValueError(
-                f"signs has shape {tuple(signs.shape)}: n = {n} for each of {H.shape[-1]} columns are needed"
-            )
+            raise ValueError(f"signs has shape {tuple(signs.shape)}: {n} for each of {H.shape[-1]} columns are needed")
         H = _repeated(H, n, signs)
     K, N = Ws[-1].shape[-2], H.shape[-1]
     if K * n != N:

@@ -1,0 +1,135 @@
+r"""What a set of class means looks like: an orthogonal frame, the edges of a graph, or neither.
+
+The graph solutions of Sukenik et al. (2024) attach a class to every edge of a graph and a unit to every vertex. With
+:math:`T` the incidence matrix, class means are the columns of :math:`T` up to scale, so that their Gram matrix is
+
+.. math:: T^\top T = 2 I + A(\text{line graph}),
+
+cosines of 1/2 between edges that share a vertex, and of 0 between those that do not. The complete graph gives the
+paper's strongly regular (SRG) solution, the cycle of length four its square graph.
+"""
+
+from __future__ import annotations
+
+from math import comb
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+DNC, SRG, SQUARE, OTHER = "DNC", "SRG", "square graph", "other"
+
+
+def structure(means: Tensor, tol: float = 0.05) -> str | list:
+    r"""The name of the structure of the class means of one layer, from their Gram matrix alone.
+
+    Norms are equal if they differ from their mean by at most `tol` times the mean. Then, with cosines
+    :math:`c_{ij}`,
+
+    - `"DNC"`: all :math:`|c_{ij}| \le` `tol`;
+    - `"SRG"`: cosines within `tol` of 1/2 or of 0, those of 1/2 forming a triangular graph, up to the order of classes;
+    - `"square graph"`: the same with a cycle of four classes;
+    - `"line graph of ..."`: the same with the line graph of another graph, which is described. Its vertices need not be
+      alike, and so cosines between edges that share one are only asked to be within 2 `tol` of 1/2;
+    - `"sets: 5 of 1, 10 of 3, over 5"`, for example: a unit stands for the set of classes at which it is above 1/5 of
+      its largest entry, units with one set are one vertex (with their squares added; vertices below 1/10 of the largest
+      are left out), every class is the set of its vertices, and cosines are within 2 `tol` of
+      :math:`|A \cap B| / \sqrt{|A| |B|}`; norms need not be equal, and there are at most K vertices. A graph is the
+      case of sets of two;
+    - `"other"` otherwise, also for means that vanish.
+
+    All but the sets do not depend on the basis, nor on the order of classes.
+
+    Parameters
+    ----------
+    means
+        `(..., K, d)`, rows are class means, not centred. K of at least 2.
+    tol
+        Between 0 and 1/4, where 0 and 1/2 could no longer be told apart.
+
+    Returns
+    -------
+    str | list
+        A name for one set of means; nested lists of names in the shape `...` for several.
+
+    Raises
+    ------
+    ValueError
+        For means that are no matrix, fewer than two classes, values that are not finite, and `tol` outside (0, 1/4).
+    """
+    if not 0 < tol < 0.25:
+        raise ValueError(f"tol={tol!r}: a number between 0 and 1/4 is needed")
+    if means.ndim < 2 or means.shape[-2] < 2:
+        raise ValueError(f"means has shape {tuple(means.shape)}; (..., K, d) with K of at least 2 is needed")
+    if not torch.isfinite(means).all():
+        raise ValueError(f"means has {int((~torch.isfinite(means)).sum())} entries that are not finite")
+    if means.ndim > 2:
+        return [structure(part, tol) for part in means]
+    means = means.detach().double().cpu()
+    found = _of_gram(means @ means.mT, tol)
+    return _sets(means, tol) if found == OTHER else found
+
+
+def cosines(means: Tensor) -> Tensor:
+    """Cosines `(..., K, K)` between class means `(..., K, d)`; nan where a mean vanishes."""
+    unit = means / means.norm(dim=-1, keepdim=True)
+    return unit @ unit.mT
+
+
+def _of_gram(gram: Tensor, tol: float) -> str:
+    norms = gram.diagonal().clamp(min=0).sqrt()
+    if norms.mean() == 0 or ((norms - norms.mean()).abs() > tol * norms.mean()).any():
+        return OTHER
+    K = len(gram)
+    cosine = gram / norms / norms[:, None]
+    apart = cosine[~torch.eye(K, dtype=torch.bool)]
+    if (apart.abs() <= tol).all():
+        return DNC
+    if ((apart.abs() > tol) & ((apart - 0.5).abs() > 2 * tol)).any():
+        return OTHER
+    exact = ((apart.abs() <= tol) | ((apart - 0.5).abs() <= tol)).all()
+    graph = nx.from_numpy_array(((cosine > 0.25) & ~torch.eye(K, dtype=torch.bool)).numpy())
+    try:
+        root = nx.inverse_line_graph(graph)
+    except nx.NetworkXError:
+        return OTHER
+    # a graph is the line graph of one graph only (but for the triangle): no search over orders is needed
+    size, edges = len(root), root.number_of_edges()
+    if exact and size >= 4 and edges == comb(size, 2) == K:
+        return SRG
+    if exact and K == 4 and nx.is_isomorphic(root, nx.cycle_graph(4)):
+        return SQUARE
+    return f"line graph of {_described(root)}"
+
+
+def _sets(means: Tensor, tol: float) -> str:
+    sizes = means.norm(dim=0)
+    if (means.norm(dim=1) <= tol * sizes.max()).any():
+        return OTHER
+    units = means[:, sizes > 0]
+    member, which = torch.unique(units > units.amax(0).clamp(min=0) / 5, dim=1, return_inverse=True)
+    weight = means.new_zeros(member.shape[1]).index_add_(0, which, units.square().sum(0))
+    member = member[:, weight > weight.max() / 10].double()  # classes x vertices
+    counts = member.sum(1)
+    if (counts == 0).any() or (units < -tol * units.abs().max()).any() or member.shape[1] > len(means):
+        return OTHER
+    if (cosines(means) - member @ member.T / (counts[:, None] * counts).sqrt()).abs().max() > 2 * tol:
+        return OTHER
+    found = ", ".join(f"{int((counts == size).sum())} of {int(size)}" for size in counts.unique())
+    return f"sets: {found}, over {member.shape[1]}"
+
+
+def _described(graph: nx.Graph) -> str:
+    """Its usual name, or its degrees."""
+    size, edges = len(graph), graph.number_of_edges()
+    if edges == comb(size, 2):
+        return f"the complete graph on {size}"
+    if nx.is_connected(graph):
+        if all(degree == 2 for _, degree in graph.degree()):
+            return f"the cycle of {size}"
+        if nx.is_bipartite(graph):
+            left, right = sorted(map(len, nx.bipartite.sets(graph)))
+            if edges == left * right:
+                return f"K({left},{right})"
+    degrees = sorted((degree for _, degree in graph.degree()), reverse=True)
+    return f"a graph with degrees {','.join(map(str, degrees))}"

@@ -1,0 +1,151 @@
+"""The structure of class means, told from means that were built from a graph, turned, and shuffled."""
+
+import math
+from itertools import combinations
+
+import networkx as nx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib.metrics import structure
+from lib.metrics.structure import cosines
+
+
+def edges_of(graph):
+    """Class means (K, d): one row for every edge, 1 at its two vertices."""
+    return torch.tensor(nx.incidence_matrix(graph).T.toarray(), dtype=torch.float64)
+
+
+def disguised(means, seed, width=3):
+    """The same means in more dimensions, turned, in another order and unit."""
+    generator = torch.Generator().manual_seed(seed)
+    K, d = means.shape
+    frame = torch.linalg.qr(torch.randn(d + width, d + width, generator=generator, dtype=torch.float64))[0]
+    order = torch.randperm(K, generator=generator)
+    return 0.37 * torch.nn.functional.pad(means, (0, width))[order] @ frame
+
+
+GRAPHS = {
+    "SRG": [nx.complete_graph(r) for r in (4, 5, 6, 7)],
+    "square graph": [nx.cycle_graph(4)],
+    "DNC": [nx.Graph([(2 * k, 2 * k + 1) for k in range(K)]) for K in (2, 3, 10)],
+    "line graph of the cycle of 5": [nx.cycle_graph(5)],
+    "line graph of K(2,3)": [nx.complete_bipartite_graph(2, 3)],
+    "line graph of K(3,3)": [nx.complete_bipartite_graph(3, 3)],
+    "line graph of a graph with degrees 3,3,3,3,3,3": [nx.circular_ladder_graph(3)],
+    "line graph of a graph with degrees 3,2,2,1": [nx.Graph([(0, 1), (1, 2), (2, 0), (0, 3)])],
+}
+CASES = [(name, graph) for name, graphs in GRAPHS.items() for graph in graphs]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(CASES), st.integers(0, 10**6))
+def test_means_on_the_edges_of_a_graph_are_recognised_in_any_order_and_any_frame(case, seed):
+    name, graph = case
+    assert structure(disguised(edges_of(graph), seed)) == name
+
+
+@pytest.mark.parametrize("name, graph", CASES, ids=[f"{name} {len(g)}" for name, g in CASES])
+def test_a_disturbance_below_the_tolerance_changes_nothing_and_a_large_one_everything(name, graph):
+    means = disguised(edges_of(graph), 1)
+    noise = torch.randn(means.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    noise /= noise.norm(dim=-1, keepdim=True)
+    scale = means.norm(dim=-1).mean()
+    assert structure(means + 0.01 * scale * noise) == name
+    assert structure(means + 1.5 * scale * noise) == "other"
+
+
+def test_vertices_of_a_graph_may_have_different_weights_but_not_in_the_paper_s_solution():
+    for graph, name in ((nx.complete_bipartite_graph(2, 3), "line graph of K(2,3)"), (nx.complete_graph(4), None)):
+        weights = torch.tensor([1.0 + 0.12 * (v < 2) for v in sorted(graph)], dtype=torch.float64)
+        found = structure(edges_of(graph) * weights)
+        assert found == (name or "sets: 6 of 2, over 4")
+
+
+def test_orthogonal_means_of_different_norms_are_no_collapse():
+    assert structure(torch.diag(torch.tensor([1.0, 1.0, 2.0]))) == "sets: 3 of 1, over 3"
+
+
+def test_equal_cosines_other_than_one_half_are_no_graph():
+    assert structure(torch.eye(6) + 0.1) == "other"
+    assert structure(torch.eye(6) - 1 / 6) == "other"  # a simplex
+
+
+def test_cosines_of_one_half_that_no_line_graph_has_are_no_graph():
+    claw = torch.eye(4, dtype=torch.float64)
+    claw[0, 1:] = claw[1:, 0] = 0.5  # one class beside three others: no line graph contains it
+    assert structure(torch.linalg.cholesky(claw)) == "other"
+
+
+def test_as_many_neighbours_in_another_order_are_not_the_triangular_graph():
+    shrikhande = nx.Graph(
+        (x * 4 + y, (x + a) % 4 * 4 + (y + b) % 4)
+        for x in range(4) for y in range(4) for a, b in ((0, 1), (1, 0), (1, 1))
+    )  # fmt: skip
+    chang = nx.line_graph(nx.complete_graph(8))  # T_8, switched: the same parameters, (28, 12, 6, 4)
+    nodes = sorted(chang)
+    inside = {(0, 1), (2, 3), (4, 5), (6, 7)}
+    for u in inside:
+        for v in set(nodes) - inside:
+            (chang.remove_edge if chang.has_edge(u, v) else chang.add_edge)(u, v)
+    assert set(dict(chang.degree()).values()) == {12}
+    for graph in (shrikhande, chang):
+        gram = torch.eye(len(graph), dtype=torch.float64) + torch.tensor(nx.to_numpy_array(graph)) / 2
+        values, vectors = torch.linalg.eigh(gram)  # -2 is the least eigenvalue of both, so that the Gram matrix is one
+        assert values.min() > -1e-12
+        assert structure(vectors * values.clamp(min=0).sqrt()) == "other"
+
+
+def subsets_of(vertices, *sizes):
+    sets = [set(subset) for size in sizes for subset in combinations(range(vertices), size)]
+    return torch.tensor([[float(v in one) for v in range(vertices)] for one in sets], dtype=torch.float64)
+
+
+def test_classes_may_be_sets_of_several_sizes_of_any_norm_with_each_vertex_on_several_units():
+    for means, name in (
+        (subsets_of(5, 1, 3), "sets: 5 of 1, 10 of 3, over 5"),
+        (subsets_of(3, 1, 3), "sets: 3 of 1, 1 of 3, over 3"),
+        (subsets_of(2, 1, 2), "sets: 2 of 1, 1 of 2, over 2"),
+    ):
+        generator = torch.Generator().manual_seed(0)
+        norms = 0.8 + 0.4 * torch.rand(len(means), 1, generator=generator).double()
+        assert structure(means) == structure(norms * means) == name
+        assert structure(torch.nn.functional.pad(norms * torch.cat([means, means], 1), (0, 4))) == name
+        assert structure(-means) == "other"
+        stray = torch.zeros(len(means), 1, dtype=torch.float64)
+        stray[0] = 0.2  # a unit that belongs to no vertex
+        assert structure(torch.cat([means, means, stray], 1)) == name
+
+
+def test_several_layers_and_runs_are_named_each():
+    srg, none = edges_of(nx.complete_graph(4)), torch.eye(6, 4, dtype=torch.float64) - 1 / 3
+    assert structure(torch.stack([srg, none])) == ["SRG", "other"]
+    assert structure(torch.stack([srg, none])[None]) == [["SRG", "other"]]
+
+
+def test_means_that_vanish_have_no_structure():
+    assert structure(torch.zeros(4, 3)) == "other"
+
+
+def test_cosines_are_those_of_angles():
+    angle = 0.7
+    found = cosines(torch.tensor([[2.0, 0.0], [3 * math.cos(angle), 3 * math.sin(angle)]], dtype=torch.float64))
+    expected = torch.tensor([[1.0, math.cos(angle)], [math.cos(angle), 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "means, tol, message",
+    [
+        (torch.eye(3), 0.0, "tol=0.0"),
+        (torch.eye(3), 0.25, "tol=0.25"),
+        (torch.eye(3)[0], 0.1, "means has shape"),
+        (torch.eye(3)[:1], 0.1, "means has shape"),
+        (torch.eye(3) / 0, 0.1, "not finite"),
+    ],
+)
+def test_wrong_parameters_are_named(means, tol, message):
+    with pytest.raises(ValueError, match=message):
+        structure(means, tol)
