@@ -24,7 +24,9 @@ GROUPS = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("group", nargs="?", choices=GROUPS, help="measure this group only")
-    parser.add_argument("--full", action="store_true", help="run the solver's SGD and Figure 2 (top) of Part IV to their end")
+    parser.add_argument(
+        "--full", action="store_true", help="run the solver's SGD and Figure 2 (top) of Part IV to their end"
+    )
     options = parser.parse_args()
     console = Console()
     for name, group in GROUPS.items():

@@ -25,6 +25,7 @@ import os
 import sys
 import time
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from .checks import positive_integers
-from .models.unconstrained import labels, objective
+from .models.unconstrained import check_positive, labels, objective
 from .theory import low_rank
 
 FOLDER = Path(__file__).resolve().parents[1] / "chapters" / "synthesis" / "best-known"
@@ -157,16 +158,21 @@ def load(path: Path | str) -> Solution:
     try:
         with np.load(path, allow_pickle=False) as file:
             stored = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
+        raise ValueError(f"{path}: not a readable .npz file ({error})") from None
+    except (zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: not a readable .npz file ({error})") from None
     scalars = ("K", "L", "lam", "n", "kind", "loss", "how")
     missing = [key for key in scalars if key not in stored or stored[key].shape != ()]
     if missing:
         raise ValueError(f"{path}: {', '.join(missing)} missing, or no single value")
+    broken = [key for key in ("K", "L", "n") if stored[key].dtype.kind != "i"]
+    if broken:
+        raise ValueError(f"{path}: {', '.join(broken)} has to be an integer")
     try:
         K, L, n = (int(stored[key]) for key in ("K", "L", "n"))
         lam, claimed, kind = float(stored["lam"]), float(stored["loss"]), str(stored["kind"])
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     if K < 2 or L < 1 or n != 1 or not lam > 0 or kind not in ("mse", "ce"):
         found = f"K = {K}, L = {L}, n = {n}, lam = {lam}, kind = {kind!r}"
@@ -368,6 +374,8 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
 def _descend(x, factors_of, gradient_of, lam, loss, rounds, iterations, tolerance):
     """:func:`descend` for parameters x (runs, P), factors_of(x), and gradient_of(gradients of the factors)."""
     lam = torch.as_tensor(lam, dtype=torch.float64).expand(len(x))
+    if not bool((lam > 0).all() and lam.isfinite().all()):
+        raise ValueError(f"lam has entries from {lam.min()} to {lam.max()}: positive numbers are needed")
 
     def with_relus(x):
         factors, slopes = factors_of(x), []
@@ -402,6 +410,9 @@ def symmetric_search(K: int, L: int, lam: float, loss: str = "ce", runs: int = 1
     follows), and levels with Gram matrices :math:`u I + v 11^\top`.
     """
     _check_sizes(K, L)
+    check_positive(lam=lam)
+    if loss not in ("mse", "ce"):
+        raise ValueError(f"loss = {loss!r}: one of mse, ce is needed")
     rng = np.random.default_rng(seed)
     one, mean = torch.eye(K, dtype=torch.float64), torch.full((K, K), 1 / K, dtype=torch.float64)
     x = torch.from_numpy(rng.uniform(-1.5, 1.5, (runs, 2 * (L + 1))))
@@ -426,6 +437,7 @@ def collapse_cross_entropy(K: int, L: int, lam: float) -> float:
     It is what :func:`symmetric_search` finds.
     """
     _check_sizes(K, L)
+    check_positive(lam=lam)
     price = (L + 1) / 2 * lam * (K**L * (K - 1)) ** (1 / (L + 1))
 
     def cost(p):
@@ -739,6 +751,8 @@ def check(folder: Path = FOLDER) -> int:
     for path in sorted(Path(folder).glob("*.npz")):
         try:
             s = load(path)
+            if s.name != path.name:
+                raise ValueError(f"{path}: what it holds belongs into {s.name}")
         except ValueError as error:
             print(f"FAILED  {error}")
             failed += 1
@@ -779,6 +793,9 @@ def _improve(given: argparse.Namespace) -> int:
     lam = standard_decay(K, L, kind) if given.lam is None else given.lam
     path = given.folder / file_name(K, L, lam, kind)
     before = load(path) if path.exists() else None
+    same = before is None or ((before.K, before.L, before.kind) == (K, L, kind) and math.isclose(before.lam, lam))
+    if not same:
+        raise ValueError(f"{path}: holds another problem, lam = {before.lam!r} in place of {lam!r}")
     known = [] if before is None else [before.factors]
     found = search(K, L, lam, kind, given.seconds, given.seed, given.width, known)
     collapse = low_rank.dnc_loss(K, L, lam, 1) if kind == "mse" else collapse_cross_entropy(K, L, lam)

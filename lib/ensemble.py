@@ -17,6 +17,7 @@ Runs advance together. And the samples of a class are not carried one by one whe
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -83,6 +84,8 @@ def pad(start: Runs, widths: Sequence[int]) -> Runs:
 
 def together(parts: Sequence[Runs]) -> Runs:
     """Runs of several ensembles as one ensemble. ValueError without one, or if their shapes or biases differ."""
+    if not parts:
+        raise ValueError("no runs were given: at least one ensemble is needed")
     shapes = {(p.H.shape[1:], *(W.shape[1:] for W in p.Ws), p.b is None) for p in parts}
     if len(shapes) != 1:
         raise ValueError(f"{len(shapes)} different shapes of runs: one is needed (see pad)")
@@ -91,7 +94,7 @@ def together(parts: Sequence[Runs]) -> Runs:
 
 
 def select(runs: Runs, chosen: Tensor | Sequence[int] | slice) -> Runs:
-    """Some of the runs, in the order of `chosen`."""
+    """Some of the runs, in the order of `chosen`; copies, but for a slice."""
     return Runs(runs.H[chosen], [W[chosen] for W in runs.Ws], None if runs.b is None else runs.b[chosen])
 
 
@@ -116,8 +119,8 @@ def gradient_descent(
 
     .. math:: \theta \leftarrow \theta - \text{learning\_rate}\,\nabla f(\theta), \; \theta = (W_L, \dots, W_1, H, b)
 
-    A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU. Numbers below the smallest
-    normal one count as 0.
+    A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU. Where torch uses
+    one thread, numbers below the smallest normal one count as 0.
 
     Parameters
     ----------
@@ -130,7 +133,7 @@ def gradient_descent(
         The step size, or a tensor `(R,)` of them.
     every, watch
         `watch(step, runs)` is called with the full features before the first step, after each `every` steps, and at
-        the end; `every` = 0: at both ends only. What it is given is its own to keep.
+        the end; `every` = 0: at both ends only. What it is given is its own to keep; at the end it is what is returned.
     tolerance
         With `relu`: at these steps, if in every run and at every level the largest deviation of a feature from its
         class mean is below `tolerance` times the largest feature entry, and the samples of a class have the same
@@ -142,7 +145,8 @@ def gradient_descent(
         Whether a run's classes may be continued as columns while other runs still need all samples.
     diverged
         A dictionary that receives the run and the step at which it was found not to be finite; other runs go on, this
-        one is nan from there on and belongs in no average. Without it a diverged run is an error.
+        one is nan from there on and belongs in no average. What it held before is removed. Without it a diverged run
+        is an error.
 
     Returns
     -------
@@ -185,6 +189,8 @@ def gradient_descent(
         raise ValueError(f"steps={steps}: at least one step is needed")
     if every < 0 or tolerance < 0:
         raise ValueError(f"every={every}, tolerance={tolerance}: neither can be negative")
+    if diverged is not None:
+        diverged.clear()
     y = y.to(start.H.device)
     decays = [lam if isinstance(lam, Tensor) else decay for lam, decay in zip(layers, decays, strict=True)]
     pace = _Pace(learning_rate, decays, lam_h, lam_b, len(y)).of_runs(start.H)
@@ -241,7 +247,9 @@ class _Pace(NamedTuple):
             return self
 
         def spread(value):
-            return torch.as_tensor(value).to(like).expand(len(like)).reshape(-1, 1, 1).clone()
+            return (
+                torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).reshape(-1, 1, 1).clone()
+            )
 
         return _Pace(spread(self.rate), [spread(lam) for lam in self.decays], spread(self.lam_h), self.lam_b, self.N)
 
@@ -344,11 +352,16 @@ class _Group(NamedTuple):
         if steps:
             rows = self.kind is _means
             step = (_step_on_rows if rows else _step_on_columns)(self.samples, self.Ws, self.b, self.pace, relu)
-            torch.set_flush_denormal(True)  # decays take weights of silent units there, and the processor is slow at it
+            # decays take weights of silent units to denormals, and the processor is slow at these; other threads would
+            # keep the setting, and one that is set already is left alone
+            flush = torch.get_num_threads() == 1 and bool(torch.tensor([5e-324], dtype=torch.float64) * 1.0 != 0)
+            if flush:
+                torch.set_flush_denormal(True)
             try:
                 _repeat(step, steps, self.samples.columns.device)
             finally:
-                torch.set_flush_denormal(False)
+                if flush:
+                    torch.set_flush_denormal(False)
 
 
 def _collect(groups: list[_Group], start: Runs) -> Runs:
@@ -371,6 +384,9 @@ def _flat(runs: Runs) -> list[Tensor]:
     return [runs.H, *runs.Ws, *([] if runs.b is None else [runs.b])]
 
 
+_RECORDING = threading.Lock()
+
+
 def _repeat(step: Callable[[], None], steps: int, device: torch.device) -> None:
     """`steps` calls of `step`; on a GPU two steps are recorded as one graph and replayed, since calls cost more there.
 
@@ -384,7 +400,7 @@ def _repeat(step: Callable[[], None], steps: int, device: torch.device) -> None:
             step()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with _RECORDING, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             step()
             step()
         for _ in range(steps // 2 - 1):

@@ -95,7 +95,9 @@ class Ensemble:
         """All runs at the same images `(N, C, height, width)`, each batch normalised with the statistics of its own."""
         batches = [self.forward(part.expand(self.runs, *part.shape)) for part in x.split(batch_size)]
         layers = [torch.cat(parts, 1).double() for parts in zip(*batches, strict=True)]
-        weights = [self.parameters[f"head.{layer}.weight"].double() for layer in range(self.depth)]
+        weights = [
+            self.parameters[f"head.{layer}.weight"].detach().to(torch.float64, copy=True) for layer in range(self.depth)
+        ]
         squares = [part.double().square().reshape(self.runs, -1).sum(1) for part in self.parameters.values()]
         return Look(layers, weights, torch.stack(squares).sum(0))
 
@@ -185,6 +187,12 @@ def train(
         raise ValueError(f"{counts}: as many labels as images are needed, and no larger batches")
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum = {momentum!r}: a number in [0, 1) is needed")
+    counts = {"warmup": warmup, "feature_slow_start": feature_slow_start, "drop": 0 if drop is None else drop}
+    for name, value in counts.items():
+        if value < 0:
+            raise ValueError(f"{name} = {value!r}: a number of steps is needed, not a negative one")
+    if any(not 0 <= step <= steps for step in looks):
+        raise ValueError(f"looks = {list(looks)}: they have to lie between 0 and steps = {steps}")
     device = x.device
     rates = _per_run("learning_rate", learning_rate, R, x)
     decays = _per_run("weight_decay", weight_decay, R, x, zero=True)
@@ -237,6 +245,7 @@ def train(
 
 def _per_run(name: str, value, R: int, like: Tensor, zero: bool = False) -> Tensor:
     """`value` for each of R runs, positive or, with `zero`, not negative."""
+    value = value.tolist() if isinstance(value, Tensor) else value
     numbers = [float(number) for number in (value if isinstance(value, Sequence) else [value] * R)]
     needed = "non-negative" if zero else "positive"
     fine = all(number < math.inf and (number > 0 or zero and number == 0) for number in numbers)

@@ -323,3 +323,31 @@ def test_a_search_that_finds_nothing_lower_stores_nothing(tmp_path, capsys):
     assert bk.main(["search", "2", "2", "--seconds", "0.01", "--width", "2", "--folder", str(tmp_path)]) == 0
     assert "nothing is stored" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_under_another_name_fails_the_check(tmp_path, solution, capsys):
+    bk.save(solution, tmp_path).rename(tmp_path / "mse-K06-L4.npz")
+    assert bk.check(tmp_path) == 1
+    assert f"belongs into {solution.name}" in capsys.readouterr().out
+
+
+def test_a_flipped_byte_is_refused_or_harmless(tmp_path, solution):
+    content = bk.save(solution, tmp_path).read_bytes()
+    broken = tmp_path / "broken.npz"
+    for place in range(0, len(content), max(len(content) // 60, 1)):
+        broken.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        try:
+            assert bk.load(broken).loss == pytest.approx(solution.loss, abs=1e-9)
+        except ValueError as error:
+            assert "broken.npz" in str(error)
+
+
+@pytest.mark.parametrize("lam", [0.0, -0.1, float("nan"), float("inf")])
+def test_decays_that_are_not_positive_are_refused(lam):
+    for attempt in (
+        lambda: bk.descend(random_factors(2, 3, 2, 4), lam),
+        lambda: bk.collapse_cross_entropy(3, 2, lam),
+        lambda: bk.symmetric_search(3, 2, lam),
+    ):
+        with pytest.raises(ValueError, match="lam"):
+            attempt()

@@ -264,6 +264,12 @@ def test_decays_and_learning_rates_may_differ_between_runs(model, reduce):
         assert_same(select(found, [r]), alone, atol=1e-13)
 
 
+def test_numbers_beside_tensors_keep_their_precision():
+    start, rate = start_of(MODELS["ReLU"]), torch.full((3,), 0.1, dtype=torch.float64)
+    found = gradient_descent(start, ORDERED, [0.013, 0.017], 0.019, rate, 100, relu=True)
+    assert_same(found, gradient_descent(start, ORDERED, [0.013, 0.017], 0.019, 0.1, 100, relu=True), atol=1e-14)
+
+
 def test_one_tensor_of_decays_is_for_all_layers():
     start, lam = start_of(MODELS["ReLU"]), torch.tensor([0.01, 0.02, 0.03]).double()
     together_ = gradient_descent(start, ORDERED, lam, 0.02, 0.1, 5, relu=True)

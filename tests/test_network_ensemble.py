@@ -149,3 +149,19 @@ def test_networks_of_another_kind_or_shape_are_refused():
         Ensemble([resnet18(K, width=1 / 16)])
     with pytest.raises(ValueError, match=r"models\[1\] has other shapes"):
         Ensemble([*networks(1), resnet20(K, 3, 1 / 8, head_layers=4, head_width=6)])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"warmup": -1}, {"feature_slow_start": -1}, {"drop": -1}, {"looks": [3]}, {"looks": [-1]}]
+)
+def test_numbers_of_steps_out_of_range_are_named(x, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        train(Ensemble(networks(1)), x, y, 2, 0.1, 0.01, batch_size=8, **wrong)
+
+
+def test_what_was_looked_at_stays_when_training_goes_on(x):
+    ensemble = Ensemble(networks(1))
+    seen = ensemble.look(x).weights[0]
+    kept = seen.clone()
+    train(ensemble, x, y, 2, 0.1, 0.01, batch_size=8)
+    assert torch.equal(seen, kept) and not seen.requires_grad

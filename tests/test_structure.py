@@ -36,6 +36,13 @@ GRAPHS = {
     "line graph of K(3,3)": [nx.complete_bipartite_graph(3, 3)],
     "line graph of a graph with degrees 3,3,3,3,3,3": [nx.circular_ladder_graph(3)],
     "line graph of a graph with degrees 3,2,2,1": [nx.Graph([(0, 1), (1, 2), (2, 0), (0, 3)])],
+    "line graph of the complete graph on 2 and the complete graph on 4": [
+        nx.disjoint_union(nx.complete_graph(4), nx.path_graph(2))
+    ],
+    "line graph of the complete graph on 4 and the complete graph on 4": [
+        nx.disjoint_union(nx.complete_graph(4), nx.complete_graph(4))
+    ],
+    "line graph of K(1,2) and the cycle of 5": [nx.disjoint_union(nx.cycle_graph(5), nx.path_graph(3))],
 }
 CASES = [(name, graph) for name, graphs in GRAPHS.items() for graph in graphs]
 

@@ -83,7 +83,8 @@ class Page:
     @property
     def files(self) -> list[Path]:
         """Stored results that the page reads: what lies in the folder of its own name, beside it."""
-        return sorted(path for path in self.path.with_suffix("").rglob("*") if path.is_file())
+        found = self.path.with_suffix("").rglob("*")
+        return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
 
     def parameters(self, given: dict) -> dict:
         """The given parameters that the chapter declares, with its own values for the others."""

@@ -59,7 +59,7 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
     """
     if not 0 < tol < 0.25:
         raise ValueError(f"tol={tol!r}: a number between 0 and 1/4 is needed")
-    if means.ndim < 2 or means.shape[-2] < 2:
+    if means.ndim < 2 or means.shape[-2] < 2 or means.shape[-1] < 1:
         raise ValueError(f"means has shape {tuple(means.shape)}; (..., K, d) with K of at least 2 is needed")
     if not torch.isfinite(means).all():
         raise ValueError(f"means has {int((~torch.isfinite(means)).sum())} entries that are not finite")
@@ -90,16 +90,21 @@ def _of_gram(gram: Tensor, tol: float) -> str:
     exact = ((apart.abs() <= tol) | ((apart - 0.5).abs() <= tol)).all()
     graph = nx.from_numpy_array(((cosine > 0.25) & ~torch.eye(K, dtype=torch.bool)).numpy())
     try:
-        root = nx.inverse_line_graph(graph)
+        roots = [_root(graph.subgraph(part).copy()) for part in nx.connected_components(graph)]
     except nx.NetworkXError:
         return OTHER
     # a graph is the line graph of one graph only (but for the triangle): no search over orders is needed
-    size, edges = len(root), root.number_of_edges()
+    size, edges = len(roots[0]), roots[0].number_of_edges()
     if exact and size >= 4 and edges == comb(size, 2) == K:
         return SRG
-    if exact and K == 4 and nx.is_isomorphic(root, nx.cycle_graph(4)):
+    if exact and K == 4 and nx.is_isomorphic(roots[0], nx.cycle_graph(4)):
         return SQUARE
-    return f"line graph of {_described(root)}"
+    return f"line graph of {' and '.join(sorted(map(_described, roots)))}"
+
+
+def _root(component: nx.Graph) -> nx.Graph:
+    """The graph whose line graph a connected graph is; networkx takes no single vertex, which is that of an edge."""
+    return nx.path_graph(2) if len(component) == 1 else nx.inverse_line_graph(component)
 
 
 def _sets(means: Tensor, tol: float) -> str:

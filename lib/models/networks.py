@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import torch
 from torch import Tensor, nn
@@ -209,10 +210,13 @@ def vgg13(
         return _VGG(widths, K, channels, bias, batch_norm)
 
 
+_DRAWING = threading.RLock()  # that generator is the whole process's: one thread at a time
+
+
 @contextlib.contextmanager
 def _seeded(seed: int):
     """PyTorch's generator of the CPU at `seed`, and afterwards as it was; layers are made on the CPU."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with _DRAWING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         yield
 

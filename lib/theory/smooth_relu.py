@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lib.models.unconstrained import labels, one_hot
+from lib.models.unconstrained import check_positive, labels, one_hot
 
 
 def smooth_relu(z: Tensor, eps: float) -> Tensor:
@@ -66,6 +66,7 @@ def value_and_gradient(
         raise ValueError(f"H has {N} columns: K n = {K} * {n} are needed")
     if len(lam) != len(Ws) + 1:
         raise ValueError(f"lam has {len(lam)} entries for {len(Ws)} layers: one more is needed, for the features")
+    check_positive(**{f"lam[{i}]": float(value) for i, value in enumerate(lam)})
     features, before = [H], []
     for W in Ws[:-1]:
         before.append(W @ features[-1])

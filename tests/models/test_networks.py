@@ -281,3 +281,16 @@ def test_resnet20_starts_with_a_variance_of_two_over_the_fan_in_and_its_head_wit
 def test_impossible_resnet20s_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         resnet20(**arguments)
+
+
+def test_networks_made_in_two_threads_are_those_of_their_seeds():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def weights(seed):
+        return torch.cat([part.detach().flatten() for part in resnet20(4, 3, 1 / 8, seed=seed).parameters()])
+
+    before = torch.random.get_rng_state()
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(weights, range(12)))
+    assert all(torch.equal(one, weights(seed)) for seed, one in enumerate(found))
+    assert torch.equal(torch.random.get_rng_state(), before)
