@@ -122,7 +122,8 @@ def _execute_all(todo, parameters, jobs, console) -> list[Outcome]:
                 pool.submit(_execute_one, page, reasons, parameters, progress, clients) for page, reasons in todo
             }
             while pending:
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                # not for ever: an interrupt that another thread receives is only seen when this one wakes
+                finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
                 for future in finished:
                     outcome = future.result()
                     done.append(outcome)

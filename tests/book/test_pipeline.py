@@ -1,5 +1,6 @@
 """The pipeline, on small books that the tests make: what it executes, what it keeps, and how it fails."""
 
+import ctypes
 import json
 import os
 import re
@@ -445,18 +446,24 @@ pathlib.Path("pid").write_text(str(os.getpid()))
 time.sleep(0 if pathlib.Path("go").exists() else 600)"""
 
 
-def interrupted_in_the_second_chapter(book, number):
+def to_another_thread(process, number):
+    """Send a signal to a thread of the process that is not its main one; the system may do so at any time."""
+    for task in sorted(Path(f"/proc/{process}/task").iterdir()):
+        blocked = int(re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text())[1], 16)
+        if int(task.name) != process and not blocked >> (number - 1) & 1:
+            assert ctypes.CDLL(None).tgkill(process, int(task.name), number) == 0
+            return
+    raise AssertionError("every other thread blocks the signal")
+
+
+def interrupted_in_the_second_chapter(book, number, send=os.kill):
     """Send a signal while chapter two is being executed; returns what `one` was executed as, and the kernel's id."""
     book.chapter("two", SLEEPS)
     process = book.start("build")
     wait_for(lambda: "one" in book.executed() and (book.root / "pid").exists(), "the second chapter to begin")
     wait_for(lambda: (book.root / "pid").read_text(), "the kernel's process id")
-    os.kill(process.pid, number)
-    try:
-        output, _ = process.communicate(timeout=30)
-    except subprocess.TimeoutExpired:  # Python loses an interrupt that arrives in a destructor: a user sends another
-        os.kill(process.pid, number)
-        output, _ = process.communicate(timeout=30)
+    send(process.pid, number)
+    output, _ = process.communicate(timeout=60)
     kernel = int((book.root / "pid").read_text())
     wait_for(lambda: gone(kernel), "the kernel to end", 20)
     return process.returncode, output
@@ -486,6 +493,12 @@ def test_ctrl_c_ends_the_kernels_and_keeps_what_is_finished(book):
     assert status == 130 and "interrupted" in output and "Traceback" not in output
     assert set(book.executed()) == {"one"}
     assert not (book.build / "html").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads of another process are found in /proc")
+def test_an_interrupt_that_another_thread_receives_ends_the_build_too(book):
+    status, output = interrupted_in_the_second_chapter(book, signal.SIGINT, to_another_thread)
+    assert status == 130 and "interrupted" in output
 
 
 def test_kernels_do_not_outlive_a_killed_build(book):
