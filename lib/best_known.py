@@ -38,7 +38,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from .checks import positive_integers
-from .models.unconstrained import check_positive, labels, objective
+from .metrics import numerical_rank
+from .models.unconstrained import LOSSES, activations, check_positive, labels, objective
 from .theory import low_rank
 
 FOLDER = Path(__file__).resolve().parents[1] / "chapters" / "synthesis" / "best-known"
@@ -95,8 +96,7 @@ def evaluate(factors: Sequence[Tensor], lam: float, loss: str = "mse") -> Tensor
 
 def standard_decay(K: int, L: int, kind: str = "mse") -> float:
     """The decay at which all (K, L) are compared: :func:`decay_at` for "mse", :func:`simplex_decay` for "ce"."""
-    if kind not in ("mse", "ce"):
-        raise ValueError(f"kind = {kind!r}: one of mse, ce is needed")
+    _check_loss(kind)
     return decay_at(K, L) if kind == "mse" else simplex_decay(K, L)
 
 
@@ -120,10 +120,7 @@ class Solution(NamedTuple):
     @property
     def levels(self) -> list[Tensor]:
         """The class means M_1, .., M_L after the ReLUs, (d_l, K) each."""
-        means = [self.factors[0]]
-        for W in self.factors[1:-1]:
-            means.append((W @ means[-1]).clamp(min=0))
-        return means
+        return activations(self.factors[0], self.factors[1:], relu=True)
 
     @property
     def name(self) -> str:
@@ -148,6 +145,12 @@ def save(solution: Solution, folder: Path = FOLDER) -> Path:
     return path
 
 
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
 def load(path: Path | str) -> Solution:
     """Read a solution and evaluate (1) at its matrices.
 
@@ -158,9 +161,7 @@ def load(path: Path | str) -> Solution:
     try:
         with np.load(path, allow_pickle=False) as file:
             stored = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
-        raise ValueError(f"{path}: not a readable .npz file ({error})") from None
-    except (zipfile.BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{path}: not a readable .npz file ({error})") from None
     scalars = ("K", "L", "lam", "n", "kind", "loss", "how")
     missing = [key for key in scalars if key not in stored or stored[key].shape != ()]
@@ -174,7 +175,7 @@ def load(path: Path | str) -> Solution:
         lam, claimed, kind = float(stored["lam"]), float(stored["loss"]), str(stored["kind"])
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    if K < 2 or L < 1 or n != 1 or not lam > 0 or kind not in ("mse", "ce"):
+    if K < 2 or L < 1 or n != 1 or not lam > 0 or kind not in LOSSES:
         found = f"K = {K}, L = {L}, n = {n}, lam = {lam}, kind = {kind!r}"
         raise ValueError(f"{path}: {found}; K >= 2, L >= 1, n = 1, lam > 0 and 'mse' or 'ce' are needed")
     names = ["M1", *(f"W{i}" for i in range(1, L + 1))]
@@ -411,8 +412,7 @@ def symmetric_search(K: int, L: int, lam: float, loss: str = "ce", runs: int = 1
     """
     _check_sizes(K, L)
     check_positive(lam=lam)
-    if loss not in ("mse", "ce"):
-        raise ValueError(f"loss = {loss!r}: one of mse, ce is needed")
+    _check_loss(loss)
     rng = np.random.default_rng(seed)
     one, mean = torch.eye(K, dtype=torch.float64), torch.full((K, K), 1 / K, dtype=torch.float64)
     x = torch.from_numpy(rng.uniform(-1.5, 1.5, (runs, 2 * (L + 1))))
@@ -627,10 +627,8 @@ def search(
         raise ValueError(f"L = {L}: two layers at least are needed, one has no ReLU")
     d = default_width(K) if d is None else d
     positive_integers(d=d, runs=runs)
-    if loss not in ("mse", "ce"):
-        raise ValueError(f"loss = {loss!r}: one of mse, ce is needed")
-    if not (lam > 0 and math.isfinite(lam) and seconds > 0):
-        raise ValueError(f"lam = {lam!r}, seconds = {seconds!r}: positive numbers are needed")
+    _check_loss(loss)
+    check_positive(lam=lam, seconds=seconds)
     rng, end = np.random.default_rng(seed), time.monotonic() + seconds
     best: list[tuple[float, list[Tensor], str]] = []
     d = max([d, *(max(W.shape[1] for W in factors[1:]) for factors in known)])
@@ -661,6 +659,11 @@ def search(
         rounds += 1
     factors, value = polished(best[0][1], lam, loss)
     return Solution(K, L, lam, loss, factors, value, best[0][2])
+
+
+def _check_loss(loss: str) -> None:
+    if loss not in LOSSES:
+        raise ValueError(f"loss = {loss!r}: one of {', '.join(LOSSES)} is needed")
 
 
 def _check_sizes(K: int, L: int) -> None:
@@ -738,8 +741,7 @@ def describe(solution: Solution) -> str:
 
 def ranks(solution: Solution, rtol: float = 1e-3) -> list[int]:
     """Numerical ranks of M_1, .., M_L."""
-    values = [torch.linalg.svdvals(M) for M in solution.levels]
-    return [int((s > rtol * s[0]).sum()) for s in values]
+    return [int(numerical_rank(M, rtol)) for M in solution.levels]
 
 
 # The command line -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,18 +163,15 @@ def gradient_descent(
         If a run diverges and `diverged` is not given, found at the next call of `watch` or at the end; it names the
         runs, the step and the learning rate.
     """
-    R, K = len(start.H), start.Ws[-1].shape[-2] if len(start.Ws) else 0
-    lam_w = list(lam_w) if isinstance(lam_w, Sequence) else lam_w
-    layers = lam_w if isinstance(lam_w, list) else [lam_w] * len(start.Ws)
+    R = len(start.H)
+    layers = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * len(start.Ws)
     named = {f"lam_w[{i}]": lam for i, lam in enumerate(layers)} | {"lam_h": lam_h, "learning_rate": learning_rate}
     for name, value in named.items():
         if isinstance(value, Tensor):
             _check_per_run(name, value, R)
-    plain = [lam[0].item() if isinstance(lam, Tensor) else lam for lam in layers]
-    decays = check(
-        start.H, start.Ws, y, plain if isinstance(lam_w, (list, Tensor)) else lam_w,
-        lam_h[0].item() if isinstance(lam_h, Tensor) else lam_h, start.b, lam_b,
-    )  # fmt: skip
+    *first_w, first_h = (lam[0].item() if isinstance(lam, Tensor) else lam for lam in (*layers, lam_h))
+    check(start.H, start.Ws, y, first_w, first_h, start.b, lam_b)
+    K = start.Ws[-1].shape[-2]
     parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
     for name, part in parts.items():
         if part.ndim != 3 or len(part) != R:
@@ -192,8 +190,7 @@ def gradient_descent(
     if diverged is not None:
         diverged.clear()
     y = y.to(start.H.device)
-    decays = [lam if isinstance(lam, Tensor) else decay for lam, decay in zip(layers, decays, strict=True)]
-    pace = _Pace(learning_rate, decays, lam_h, lam_b, len(y)).of_runs(start.H)
+    pace = _Pace(learning_rate, layers, lam_h, lam_b, len(y)).of_runs(start.H)
     hidden = relu and len(start.Ws) > 1
     every_run = torch.arange(R, device=start.H.device)
     kind = _every_sample if not reduce else _rotated if not hidden else _every_sample if len(y) > K else _means
@@ -335,10 +332,10 @@ class _Group(NamedTuple):
 
     def settled(self, tolerance: float) -> Tensor:
         """In which runs the samples of each class coincide up to the tolerance and have the same active units."""
-        features, K = self.samples.features(), self.Ws[-1].shape[-2]
-        found = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        found = torch.ones(len(self.index), dtype=torch.bool, device=self.index.device)
         if self.kind is _means:
             return found
+        features, K = self.samples.features(), self.Ws[-1].shape[-2]
         first = torch.stack([(self.y == k).nonzero()[0, 0] for k in range(K)])[self.y]
         for level, H in enumerate(activations(features, self.Ws, relu=True)):
             deviations = (H - _class_means(H, self.y, K)[0][..., self.y]).abs().amax((-2, -1))

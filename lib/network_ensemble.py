@@ -47,14 +47,15 @@ class Ensemble:
     def __init__(self, models: Sequence[nn.Module], device: torch.device | str = "cpu"):
         if not models or not all(isinstance(model, _ResNet20) for model in models):
             raise ValueError("models: at least one network of lib.models.networks.resnet20 is needed, and no other")
-        shapes = [{name: tuple(p.shape) for name, p in model.named_parameters()} for model in models]
+        weights = [dict(model.named_parameters()) for model in models]
+        shapes = [{name: tuple(p.shape) for name, p in own.items()} for own in weights]
         for run, shape in enumerate(shapes):
             if shape != shapes[0]:
                 raise ValueError(f"models[{run}] has other shapes than models[0]: networks of one shape are needed")
         self._template, self.runs = models[0], len(models)
         self.parameters = {}  #: convolutions and batch normalisation `(R out, ...)`, the head `(R, out, in)`
         for name in shapes[0]:
-            parts = [dict(model.named_parameters())[name].detach() for model in models]
+            parts = [own[name].detach() for own in weights]
             joined = torch.stack(parts) if name.startswith("head") else torch.cat(parts)
             self.parameters[name] = joined.to(device).requires_grad_()
         self.depth = len(models[0].head)
