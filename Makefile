@@ -1,5 +1,6 @@
 # make book    execute the chapters and build the site in _build/html
-#              PROFILE=smoke|laptop|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda  SEED=n  JOBS=n
+#              PROFILE=smoke|laptop|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda  SEED=n
+#              JOBS=n chapters at a time (one per core up to 4, and 1 on a GPU)
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make lint    check the code's form          make clean   remove _build
@@ -14,7 +15,7 @@ PROFILE ?= laptop
 CHAPTER ?=
 DEVICE  ?= auto
 SEED    ?=
-JOBS    ?= 1
+JOBS    ?= auto
 BENCH   ?=
 TESTS   ?=
 LAB     ?=

@@ -42,6 +42,7 @@ from .metrics import numerical_rank
 from .models.unconstrained import LOSSES, activations, check_positive, labels, objective
 from .theory import low_rank
 
+#: Where the solutions are kept.
 FOLDER = Path(__file__).resolve().parents[1] / "chapters" / "synthesis" / "best-known"
 #: Files of the squared loss are for the decay at which deep neural collapse has this loss (the zero solution has 0.5).
 LEVEL = 0.2
@@ -58,6 +59,10 @@ def decay_at(K: int, L: int, level: float = LEVEL) -> float:
     Scores :math:`z I_K` of an orthogonal frame cost :math:`\frac12(1-z)^2 + \frac{L+1}2 c z^{2/(L+1)}`,
     :math:`c = K\lambda`. Where that is stationary, :math:`c = (1-z) z^{(L-1)/(L+1)}`, and the loss is
     :math:`\frac12(1-z)(1 + Lz)`. ValueError unless K >= 2, L >= 1 and 0 < level < 1/2, the loss of zero.
+
+    >>> lam = decay_at(K=4, L=3, level=0.2)
+    >>> round(low_rank.dnc_loss(4, 3, lam, 1), 10)
+    0.2
     """
     _check_sizes(K, L)
     if not 0 < level < 0.5:
@@ -72,6 +77,9 @@ def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
     The simplex of a model without ReLUs: margins p cost
     :math:`\log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda(K-1)p^{2/(L+1)}`. It only sets the strength at which solutions are
     compared. ValueError as :func:`decay_at`.
+
+    >>> 0 < simplex_decay(K=4, L=3) < simplex_decay(K=4, L=3, share=0.9)
+    True
     """
     _check_sizes(K, L)
     if not 0 < share < 1:
@@ -86,28 +94,45 @@ def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
 
 
 def evaluate(factors: Sequence[Tensor], lam: float, loss: str = "mse") -> Tensor:
-    """The objective of factors [H_1, W_1, .., W_L], one value per run, by `lib.models.unconstrained.objective`.
+    """The objective (1) of factors `[H_1, W_1, .., W_L]`, one value per run.
 
-    loss: "mse" or "ce".
+    `H_1: (..., d_1, K)`, `W_l: (..., d_(l+1), d_l)`, the last with K rows; `loss` is "mse" or "ce". ValueError as
+    :func:`lib.models.unconstrained.objective`, which computes it.
+
+    >>> H1, Ws = low_rank.dnc_solution(4, 3, 0.01, 1)
+    >>> abs(evaluate([H1, *Ws], 0.01).item() - low_rank.dnc_loss(4, 3, 0.01, 1)) < 1e-10
+    True
     """
     y = labels(factors[-1].shape[-2], 1)
     return objective(factors[0], factors[1:], y, lam, lam, relu=True, loss=loss)
 
 
 def standard_decay(K: int, L: int, kind: str = "mse") -> float:
-    """The decay at which all (K, L) are compared: :func:`decay_at` for "mse", :func:`simplex_decay` for "ce"."""
+    """The decay at which all (K, L) are compared: :func:`decay_at` for "mse", :func:`simplex_decay` for "ce".
+
+    ValueError for another `kind` and as :func:`decay_at`.
+
+    >>> standard_decay(4, 3) == decay_at(4, 3)
+    True
+    >>> standard_decay(4, 3, "ce") == simplex_decay(4, 3)
+    True
+    """
     _check_loss(kind)
     return decay_at(K, L) if kind == "mse" else simplex_decay(K, L)
 
 
 def file_name(K: int, L: int, lam: float, kind: str = "mse") -> str:
-    """Where a solution is kept; with the decay in the name where it is not the standard one."""
+    """Where a solution is kept; with the decay in the name where it is not the standard one.
+
+    >>> file_name(4, 3, standard_decay(4, 3)), file_name(4, 3, 0.01)
+    ('mse-K04-L3.npz', 'mse-K04-L3-lam0.01000.npz')
+    """
     usual = math.isclose(lam, standard_decay(K, L, kind), rel_tol=1e-9)
     return f"{kind}-K{K:02d}-L{L}" + ("" if usual else f"-lam{lam:.5f}") + ".npz"
 
 
 class Solution(NamedTuple):
-    """A stored solution: the problem, its factors [H_1, W_1, .., W_L] in float64, their loss, and how it was found."""
+    """A stored solution: problem, factors `[H_1, W_1, .., W_L]` in float64, their loss, and how it was found."""
 
     K: int
     L: int
@@ -119,7 +144,7 @@ class Solution(NamedTuple):
 
     @property
     def levels(self) -> list[Tensor]:
-        """The class means M_1, .., M_L after the ReLUs, (d_l, K) each."""
+        """The class means `M_1, .., M_L` after the ReLUs, `(d_l, K)` each."""
         return activations(self.factors[0], self.factors[1:], relu=True)
 
     @property
@@ -341,8 +366,9 @@ def lbfgs(
     return final
 
 
-ROUNDS = (0.1,) * 4 + (0.03,) * 6  # widths of the smoothing, one per round
-POLISH = (0.03,) * 12 + (0.01,) * 12
+#: Widths of the smoothing in :func:`descend`, one per round.
+ROUNDS = (0.1,) * 4 + (0.03,) * 6
+_POLISH = (0.03,) * 12 + (0.01,) * 12
 
 
 def descend(
@@ -355,8 +381,9 @@ def descend(
 ) -> tuple[list[Tensor], Tensor]:
     """A local minimum of (1) from every start: L-BFGS on smoothed ReLUs, whose slopes are updated after each round.
 
-    factors: H_1 (runs, d, K), W_1 .. W_L (runs, out, in). lam: one decay, or one per run. loss: "mse", "ce", or "exact"
-    (see :func:`smoothed_risk`). Returns the best point that each run has seen after a round, and its loss with ReLUs.
+    Factors: `H_1 (runs, d, K)`, `W_1 .. W_L (runs, out, in)`; `lam` is one decay, or one per run; `loss` is "mse",
+    "ce", or "exact" (see :func:`smoothed_risk`). Returns the best point that each run has seen after a round, and its
+    loss with ReLUs. ValueError for a decay that is not positive.
     """
     shapes = [tuple(q.shape[1:]) for q in factors]
     sizes = [math.prod(shape) for shape in shapes]
@@ -408,7 +435,8 @@ def symmetric_search(K: int, L: int, lam: float, loss: str = "ce", runs: int = 1
 
     The family: one unit per class in every level, and every factor :math:`a_l I_K + b_l 11^\top/K`; these are the
     matrices that commute with every renaming of the classes. It contains orthogonal frames, simplices (where no ReLU
-    follows), and levels with Gram matrices :math:`u I + v 11^\top`.
+    follows), and levels with Gram matrices :math:`u I + v 11^\top`. ValueError for K < 2, L < 1, a decay that is not
+    positive, an unknown loss.
     """
     _check_sizes(K, L)
     check_positive(lam=lam)
@@ -434,7 +462,10 @@ def collapse_cross_entropy(K: int, L: int, lam: float) -> float:
         \min_{p\ge0}\ \log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda\,\big(K^L(K-1)\big)^{1/(L+1)} p^{2/(L+1)}:
 
     the scores are :math:`p(I - 11^\top/K)`, the first L factors have K equal singular values, the last has K - 1.
-    It is what :func:`symmetric_search` finds.
+    It is what :func:`symmetric_search` finds. ValueError for K < 2, L < 1 and a decay that is not positive.
+
+    >>> collapse_cross_entropy(4, 3, simplex_decay(4, 3)) < math.log(4)
+    True
     """
     _check_sizes(K, L)
     check_positive(lam=lam)
@@ -454,7 +485,10 @@ def collapse_cross_entropy(K: int, L: int, lam: float) -> float:
 
 
 def balanced(factors: Sequence[Tensor]) -> list[Tensor]:
-    """The same scores by factors whose Frobenius norms agree, as at every stationary point with equal decays."""
+    """The same scores by factors whose Frobenius norms agree, as at every stationary point with equal decays.
+
+    Factors `(runs, out, in)`.
+    """
     norms = torch.stack([q.flatten(1).norm(dim=1) for q in factors]).clamp(min=1e-12)
     return [q * r[:, None, None] for q, r in zip(factors, norms.log().mean(0).exp() / norms, strict=True)]
 
@@ -462,7 +496,7 @@ def balanced(factors: Sequence[Tensor]) -> list[Tensor]:
 def through(M: Tensor, R: Tensor, L: int, loss: str = "mse") -> list[Tensor]:
     r"""Factors with class means `M` in the levels 2 .. L - 1, :math:`\sigma(RM)` in level L, and a ridge fit on top.
 
-    M: `(runs, d, K)`, not negative; R: `(runs, d_L, d)`. With L = 2 the only level behind a ReLU is :math:`\sigma(RM)`.
+    `M: (runs, d, K)`, not negative; `R: (runs, d_L, d)`. With L = 2 the only level behind a ReLU is :math:`\sigma(RM)`.
     """
     U, s, V = torch.linalg.svd(M if L > 2 else R @ M, full_matrices=False)
     H, W = s.sqrt()[:, :, None] * V, U * s.sqrt()[:, None, :]
@@ -478,23 +512,23 @@ def through(M: Tensor, R: Tensor, L: int, loss: str = "mse") -> list[Tensor]:
 
 
 def incidence(edges: Sequence[tuple[int, ...]], d: int | None = None) -> np.ndarray:
-    """Rows are vertices, columns edges (a loop is an edge with one vertex): 1 where they meet; with d rows."""
+    """Rows are vertices, columns edges (a loop is an edge with one vertex): 1 where they meet; with d rows.
+
+    >>> incidence([(0, 1), (1, 2), (2,)], d=3).tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]
+    """
     T = np.zeros((max(max(edge) for edge in edges) + 1, len(edges)))
     for j, edge in enumerate(edges):
         T[list(edge), j] = 1
     return T if d is None else np.vstack([T[:d], np.zeros((max(d - len(T), 0), len(edges)))])
 
 
+#: The kinds of :func:`starts`.
 KINDS = ("product", "sphere", "subsets", "graph", "loops", "polygon", "frame")
 
 
-def random_means(kind: str, K: int, d: int, rng: np.random.Generator) -> np.ndarray:
-    """Non-negative class means (d, K) of a start.
-
-    product: a non-negative matrix of random rank; sphere: points on a sphere of random dimension, seen by random
-    half-spaces; subsets: each unit fires for a random set of classes; graph: the incidence matrix of a random graph
-    with K edges; loops: the same with loops; polygon: a regular polygon; frame: one unit per class.
-    """
+def _random_means(kind: str, K: int, d: int, rng: np.random.Generator) -> np.ndarray:
+    """Non-negative class means (d, K) of a start; :func:`starts` says what the kinds are."""
     rank = int(rng.integers(2, K + 1))
     if kind == "product":
         M = np.abs(rng.standard_normal((d, rank))) @ np.abs(rng.standard_normal((rank, K)))
@@ -523,9 +557,15 @@ def random_means(kind: str, K: int, d: int, rng: np.random.Generator) -> np.ndar
 def starts(
     K: int, L: int, d: int, runs: int, rng: np.random.Generator, loss: str = "mse", kinds: Sequence[str] = KINDS
 ) -> tuple[list[Tensor], list[str]]:
-    """Random starts, the kinds of :func:`random_means` in turn, with noise: factors `(runs, ..)`, and their kinds."""
+    """Random starts whose class means are of the kinds in turn, with noise: factors `(runs, ..)`, and their kinds.
+
+    Class means of the kind "product" are a non-negative matrix of random rank; "sphere": points on a sphere of random
+    dimension, seen by random half-spaces; "subsets": each unit fires for a random set of classes; "graph": the
+    incidence matrix of a random graph with K edges; "loops": the same with loops; "polygon": a regular polygon;
+    "frame": one unit per class. ValueError for another kind.
+    """
     names = [kinds[i % len(kinds)] for i in range(runs)]
-    M = torch.from_numpy(np.stack([random_means(kind, K, d, rng) for kind in names]))
+    M = torch.from_numpy(np.stack([_random_means(kind, K, d, rng) for kind in names]))
     # units of the last level: random, or one class against a part of all the others
     own = torch.eye(K, dtype=M.dtype)[torch.arange(d) % K] - torch.from_numpy(rng.uniform(0, 1.5, (runs, 1, 1))) / K
     chosen = torch.from_numpy(rng.random(runs) < 0.6)[:, None, None]
@@ -536,7 +576,10 @@ def starts(
 
 
 def perturbed(factors: Sequence[Tensor], runs: int, rng: np.random.Generator, sizes=(0.03, 0.1, 0.2, 0.4)):
-    """`runs` noisy copies of runs, in turn; noise is relative to the root mean square of each factor."""
+    """As many noisy copies of given runs, in turn, as `runs` says: factors `(runs, out, in)`.
+
+    Noise is relative to the root mean square of each factor; its sizes are drawn from `sizes`.
+    """
     pick, size = torch.arange(runs) % len(factors[0]), torch.from_numpy(rng.choice(sizes, runs))
     noisy = []
     for q in (q[pick] for q in factors):
@@ -546,7 +589,12 @@ def perturbed(factors: Sequence[Tensor], runs: int, rng: np.random.Generator, si
 
 
 def widened(factors: Sequence[Tensor], d: int) -> list[Tensor]:
-    """One solution's factors with zero units added, up to d in every level that has fewer."""
+    """One solution's factors `(out, in)` with zero units added, up to d in every level that has fewer.
+
+    >>> wide = widened([torch.ones(2, 3), torch.ones(2, 2), torch.ones(3, 2)], d=5)
+    >>> [tuple(W.shape) for W in wide]
+    [(5, 3), (5, 5), (3, 5)]
+    """
     wide = []
     for i, q in enumerate(factors):
         rows = q.shape[0] if i == len(factors) - 1 else max(d, q.shape[0])
@@ -562,8 +610,9 @@ def widened(factors: Sequence[Tensor], d: int) -> list[Tensor]:
 def merged(factors: Sequence[Tensor], tolerance: float = 1e-5) -> list[Tensor]:
     """The same solution with fewer units: silent ones dropped, parallel ones united, level 1 cut to its rank.
 
-    Units whose pre-activations are positive multiples of each other (cosine above 1 - tolerance) are one unit of the
-    same incoming norm. For exact multiples the scores stay and the norms do not grow.
+    Factors `[H_1, W_1, .., W_L]`, `(out, in)` each. Units whose pre-activations are positive multiples of each other
+    (cosine above 1 - tolerance) are one unit of the same incoming norm. For exact multiples the scores stay and the
+    norms do not grow.
     """
     before, factors = factors, [q.clone() for q in factors]
     U, s, V = torch.linalg.svd(factors[1] @ factors[0], full_matrices=False)
@@ -591,17 +640,17 @@ def merged(factors: Sequence[Tensor], tolerance: float = 1e-5) -> list[Tensor]:
     return factors
 
 
-def polished(factors: Sequence[Tensor], lam: float, loss: str = "mse") -> tuple[list[Tensor], float]:
+def _polished(factors: Sequence[Tensor], lam: float, loss: str = "mse") -> tuple[list[Tensor], float]:
     """One solution after more and finer rounds, with as few units as give a loss that is not higher."""
-    (wide, value) = descend([q[None] for q in factors], lam, loss, POLISH, 200, 1e-13)
+    (wide, value) = descend([q[None] for q in factors], lam, loss, _POLISH, 200, 1e-13)
     wide = [q[0] for q in wide]
-    slim, slim_value = descend([q[None] for q in merged(wide)], lam, loss, POLISH, 200, 1e-13)
+    slim, slim_value = descend([q[None] for q in merged(wide)], lam, loss, _POLISH, 200, 1e-13)
     if slim_value.item() <= value.item() + 1e-11:
         return [q[0] for q in slim], slim_value.item()
     return wide, value.item()
 
 
-def default_width(K: int) -> int:
+def _default_width(K: int) -> int:
     """Units per level in a search: twice the classes for few of them, K for many."""
     return 2 * K if K <= 5 else max(10, K + 2) if K <= 10 else K
 
@@ -619,13 +668,13 @@ def search(
 ) -> Solution:
     """The lowest loss found in a time: random starts and noisy copies of the best so far, in turn; then polished.
 
-    known: factors to start from as well. Errors: ValueError for K < 2, L < 2, widths, decays or seconds that are not
-    positive, an unknown loss.
+    `known`: factors of solutions, `(out, in)` each, to start from as well. ValueError for K < 2, L < 2, widths, decays
+    or seconds that are not positive, an unknown loss.
     """
     _check_sizes(K, L)
     if L < 2:
         raise ValueError(f"L = {L}: two layers at least are needed, one has no ReLU")
-    d = default_width(K) if d is None else d
+    d = _default_width(K) if d is None else d
     positive_integers(d=d, runs=runs)
     _check_loss(loss)
     check_positive(lam=lam, seconds=seconds)
@@ -657,7 +706,7 @@ def search(
             stack = [torch.stack(q) for q in zip(*(widened(factors, d) for _, factors, _ in best), strict=True)]
             run(perturbed(stack, runs, rng), [names[i % len(names)] for i in range(runs)])
         rounds += 1
-    factors, value = polished(best[0][1], lam, loss)
+    factors, value = _polished(best[0][1], lam, loss)
     return Solution(K, L, lam, loss, factors, value, best[0][2])
 
 
@@ -676,7 +725,11 @@ def _check_sizes(K: int, L: int) -> None:
 
 
 def classes_as_edges(means: Tensor, tolerance: float = 1e-3) -> list[tuple[int, ...]]:
-    """Which units fire for each class in one level `(d, K)`: a tuple per class, of units that differ in direction."""
+    """Which units fire for each class in one level `(d, K)`: a tuple per class, of units that differ in direction.
+
+    >>> classes_as_edges(low_rank.incidence(4))
+    [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    """
     rows = means[means.norm(dim=1) > tolerance * means.norm(dim=1).max()]
     rows, distinct = rows / rows.norm(dim=1, keepdim=True), []
     for row in rows:
@@ -692,6 +745,9 @@ def structure(means: Tensor, tolerance: float = 1e-3) -> str:
     "frame" if the means are orthogonal and of one length; "K4 + 1 loop" if every class fires one unit (a loop) or two
     (an edge); components of the graph are named apart. Otherwise the units are the corners of a simplex and the classes
     points in it, or there are more units than dimensions.
+
+    >>> structure(torch.eye(3)), structure(low_rank.incidence(4))
+    ('frame', 'K4')
     """
     if not means.abs().max() > 0:
         return "zero"
@@ -734,13 +790,13 @@ def _graph_name(graph: nx.MultiGraph) -> str:
 
 
 def describe(solution: Solution) -> str:
-    """The structures of the levels behind a ReLU and below the last, 2 .. L - 1 (level 2 for L = 2)."""
+    """The structures of the levels behind a ReLU and below the last: 2 to L - 1, or level 2 for L = 2."""
     names = [structure(M) for M in (solution.levels[1:-1] or solution.levels[1:])]
     return " → ".join(dict.fromkeys(names))
 
 
 def ranks(solution: Solution, rtol: float = 1e-3) -> list[int]:
-    """Numerical ranks of M_1, .., M_L."""
+    """Numerical ranks of the class means `M_1, .., M_L`, see :func:`lib.metrics.numerical_rank`."""
     return [int(numerical_rank(M, rtol)) for M in solution.levels]
 
 
@@ -748,7 +804,10 @@ def ranks(solution: Solution, rtol: float = 1e-3) -> list[int]:
 
 
 def check(folder: Path = FOLDER) -> int:
-    """Evaluate every file anew and print one line for each; the number of files that fail."""
+    """Evaluate every file anew and print one line for each, also where :func:`load` raises ValueError.
+
+    Returns the number of files that fail.
+    """
     failed = 0
     for path in sorted(Path(folder).glob("*.npz")):
         try:
@@ -764,7 +823,7 @@ def check(folder: Path = FOLDER) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 0, 1 for a file that fails, 2 for wrong parameters."""
+    """The command line; returns the exit status: 0, 1 for a file that fails, 2 for what is a ValueError."""
     parser = argparse.ArgumentParser(
         prog="python -m lib.best_known", description="Check and beat the stored solutions."
     )

@@ -595,10 +595,7 @@ def _table(record, declaration, errata, links):
         notes.append(f"data: {escape(str(record['dataset']))}")
     if record["verdict"] == "contradicted":
         for erratum in errata:
-            text = f"erratum {escape(erratum['id'])}"
-            notes.append(
-                f'<a href="{up}back/errata.html#erratum-{escape(erratum["id"])}">{text}</a>' if links else text
-            )
+            notes.append(_erratum_link(erratum, up) if links else f"erratum {escape(erratum['id'])}")
     body += f'<p class="claim-note">{"; ".join(notes)}</p>' if notes else ""
     return f'<div class="claim" id="claim-{name}" data-verdict="{record["verdict"]}">{head}{said}{body}</div>'
 
@@ -635,20 +632,23 @@ def ledger_page(records, paper_records=None):
         record = live.get(name)
         outcome = "not written yet" if name in unwritten else record["verdict"] if record else "not run"
         counts[outcome] += 1
-        rows.append(_row(declaration, outcome, record, kept.get(name), errata.get(name, ())))
+        rows.append(_row(declaration, outcome, record, kept, errata.get(name, ())))
     tally = "".join(
-        f'<li data-verdict="{name}">{_badge(name)} <strong>{number}</strong></li>'
+        f'<li><a href="?verdict={name.replace(" ", "+")}" data-verdict="{name}">{_badge(name)} '
+        f"<strong>{number}</strong></a></li>"
         for name, number in counts.items()
         if number
     )
-    columns = "".join(f'<th scope="col">{text}</th>' for text in ("Claim", "Statement", "Verdict", "Paper profile"))
+    titles = ("Claim", "Statement", "Verdict", *(["Paper profile"] if kept else []))
+    columns = "".join(f'<th scope="col">{text}</th>' for text in titles)
     return "\n".join(
         [
             f'<ul class="ledger-tally">{tally}</ul>',
             '<form class="ledger-filters" hidden>',
             _select("paper", "Paper", PAPERS),
-            _select("verdict", "Verdict", {name: name for name, number in counts.items() if number}),
             _select("kind", "Kind", {kind: kind for kind in KINDS}),
+            _select("verdict", "Verdict", {name: name for name, number in counts.items() if number}),
+            '<label for="ledger-text">Text <input type="search" id="ledger-text" autocomplete="off"></label>',
             f'<output id="ledger-shown" aria-live="polite">{len(rows)} of {len(rows)} claims</output>',
             "</form>",
             f'<table id="ledger"><thead><tr>{columns}</tr></thead>',
@@ -667,7 +667,7 @@ def _select(key, label, options):
     )
 
 
-def _row(declaration, outcome, record, paper_record, errata):
+def _row(declaration, outcome, record, paper_records, errata):
     escape = html.escape
     name, paper, kind = declaration["id"], declaration["paper"], declaration["kind"]
     link = f'<a href="../{record["chapter"]}.html#claim-{name}">{name}</a>' if record else name
@@ -678,37 +678,160 @@ def _row(declaration, outcome, record, paper_record, errata):
     if record and outcome != "not run":
         shown += f"<small>{record['profile']} profile</small>"
     for erratum in errata:
-        shown += (
-            f'<small><a href="errata.html#erratum-{escape(erratum["id"])}">erratum {escape(erratum["id"])}</a></small>'
-        )
-    kept = _badge(paper_record["verdict"]) if paper_record else "—"
-    if paper_record and paper_record.get("where_and_when"):
-        kept += f"<small>{escape(str(paper_record['where_and_when']))}</small>"
-    cells = (
-        _cell("Claim", claim)
-        + _cell("Statement", _statement(declaration["statement"]))
-        + _cell("Verdict", shown)
-        + _cell("Paper profile", kept)
-    )
+        shown += f"<small>{_erratum_link(erratum, '../')}</small>"
+    cells = _cell("Claim", claim) + _cell("Statement", _statement(declaration["statement"])) + _cell("Verdict", shown)
+    if paper_records:
+        kept = paper_records.get(name, {})
+        text = _badge(kept["verdict"]) if kept else "—"
+        if kept.get("where_and_when"):
+            text += f"<small>{escape(str(kept['where_and_when']))}</small>"
+        cells += _cell("Paper profile", text)
     return f'<tr id="ledger-{name}" data-paper="{paper}" data-verdict="{outcome}" data-kind="{kind}">{cells}</tr>'
 
 
-def errata_page():
-    """The errata as Markdown, one section with an anchor each, for the marker in chapters/back/errata.md."""
-    _, errata, _ = validate()
-    entries = [erratum for shown in errata.values() for erratum in shown]
-    if not entries:
-        return "No erratum has been found so far."
-    sections = []
-    for erratum in entries:
-        name = erratum["shown_by"]
-        parts = (
-            ("As printed", erratum["printed"]),
-            ("Corrected", erratum["corrected"]),
-            ("How it shows", f'{erratum["how"].strip()} (claim <a href="ledger.html#ledger-{name}">{name}</a>)'),
-            ("Consequence", erratum["consequence"]),
-            ("Not a slip of the transcription", erratum["transcription"]),
+# ------------------------------------------------------------------------------------------------------------- errata
+
+
+def _erratum_link(erratum, up):
+    """A link to the section of an erratum; `up` leads from the page to the folder `chapters`."""
+    name = html.escape(erratum["id"])
+    return f'<a href="{up}errata/{erratum["paper"]}.html#erratum-{name}">erratum {name}</a>'
+
+
+def _all_errata():
+    return {erratum["id"]: erratum for shown in validate()[1].values() for erratum in shown}
+
+
+def _events(text):
+    """What a Markdown page has outside of its fences: (kind, name) for anchors, headings, markers and code cells."""
+    fence = ""
+    for line in text.splitlines():
+        opened = re.match(r"(`{3,}|~{3,})(.*)", line)
+        if fence:
+            if opened and opened[1].startswith(fence) and not opened[2].strip():
+                fence = ""
+        elif opened:
+            fence = opened[1]
+            if opened[2].startswith("{code-cell}"):
+                yield "cell", ""
+        elif found := re.match(r"\(erratum-([^)\s]+)\)=\s*$", line):
+            yield "anchor", found[1]
+        elif found := re.match(r"(#+)\s+(.*?)\s*$", line):
+            yield f"h{len(found[1])}", found[2]
+        elif found := _MARKER.match(line):
+            yield found[1], found[2]
+
+
+_MARKER = re.compile(r"^<!--\s*(erratum|consequence)\s+(\S+)\s*-->\s*$", re.MULTILINE)
+
+
+def check_errata(chapter_files):
+    """The heading of each erratum's section: {id: Markdown}, read from the chapters' Markdown.
+
+    An erratum has one section on the page of its paper, chapters/errata/<paper>.md:
+
+        (erratum-ID)=
+        ## What was found
+        <!-- erratum ID -->       becomes the printed and the corrected statement (`expand_errata`)
+        at least one code cell that decides it
+        <!-- consequence ID -->
+
+    ValueError, listing every problem, when one is missing, double, elsewhere, incomplete or unknown.
+    """
+    headings, problems = errata_sections(chapter_files)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return headings
+
+
+def errata_sections(chapter_files):
+    """The headings of `check_errata` as far as they are there, and the list of its problems."""
+    known, problems, headings = _all_errata(), [], {}
+    for path in sorted(map(Path, chapter_files)):
+        events = list(_events(path.read_text(encoding="utf-8")))
+        for number, (kind, name) in enumerate(events):
+            if kind not in ("anchor", "erratum", "consequence"):
+                continue
+            if name not in known:
+                problems.append(f"{path}: erratum {name!r} is not in {ERRATA.name}{_nearest(name, known)}")
+            elif path != (home := _errata_file(known[name])):
+                problems.append(f"{path}: erratum {name!r} belongs to {home}")
+            elif kind == "anchor":
+                if name in headings:
+                    problems.append(f"{path}: erratum {name!r} has two sections")
+                after = events[number + 1 :]
+                headings[name] = after[0][1] if after and after[0][0] == "h2" else ""
+                if not headings[name]:
+                    problems.append(f"{path}: erratum {name!r} has no heading '## ...' right after its anchor")
+                ends = [at for at, (other, _) in enumerate(after[1:], 1) if other in ("anchor", "h1", "h2")]
+                section = [event for event in after[: ends[0] if ends else None] if event[0][0] != "h"]
+                first, *cells, last = section if len(section) > 1 else [None, None]
+                if (first, last) != (("erratum", name), ("consequence", name)) or set(cells) != {("cell", "")}:
+                    problems.append(
+                        f"{path}: the section of erratum {name!r} has to hold '<!-- erratum {name} -->', "
+                        f"at least one code cell and '<!-- consequence {name} -->', in this order and once each"
+                    )
+    for name, erratum in known.items():
+        if name not in headings:
+            problems.append(f"{_errata_file(erratum)}: erratum {name!r} has no section, or no anchor (erratum-{name})=")
+    return headings, problems
+
+
+def _errata_file(erratum):
+    return ERRATA.with_suffix("") / f"{erratum['paper']}.md"
+
+
+def expand_errata(text, records):
+    """The Markdown of an errata page with its markers replaced by what errata.yml says; other text is as it was.
+
+    records: {id of a claim: its record}; the claim that shows an erratum is linked and its verdict shown. The markers
+    are `<!-- erratum ID -->` (printed, corrected, how it is decided) and `<!-- consequence ID -->`.
+    """
+    known = _all_errata()
+
+    def shown(found):
+        if found[2] not in known:
+            return found[0]
+        erratum = known[found[2]]
+        if found[1] == "erratum":
+            quoted = f"**As printed** in {erratum['place']}: {erratum['printed'].strip()}"
+            quoted += f"\n\n**Corrected.** {erratum['corrected'].strip()}"
+            quoted = "\n".join(f"> {line}".rstrip() for line in quoted.splitlines())
+            return f"{quoted}\n\n**How it is decided.** {erratum['how'].strip()}"
+        return (
+            f"**Consequence.** {erratum['consequence'].strip()}\n\n"
+            f"**Not a slip of the transcription.** {erratum['transcription'].strip()}\n\n"
+            f"**Claim that measures it:** {_claim_link(erratum['shown_by'], records)}."
         )
-        text = "\n\n".join(f"**{label}.** {part.strip()}" for label, part in parts)
-        sections.append(f"(erratum-{erratum['id']})=\n## {PAPERS[erratum['paper']]}: {erratum['place']}\n\n{text}")
-    return "\n\n".join(sections)
+
+    return _MARKER.sub(shown, text)
+
+
+def _claim_link(name, records):
+    """The claim's name, linked to the cell that measures it or else to its row in the ledger, and its verdict."""
+    record = records.get(name)
+    target = f"../{record['chapter']}.html#claim-{name}" if record else f"../back/ledger.html#ledger-{name}"
+    outcome = render(record)[0]["verdict"] if record else "not written yet" if name in pending() else "not run"
+    return f'<a href="{target}">{name}</a> {_badge(outcome)}'
+
+
+def errata_page(records, headings):
+    """The overview of the errata as Markdown, a table for each paper, for the marker in chapters/back/errata.md.
+
+    records: {id of a claim: its record}. headings: {id of an erratum: heading of its section}, from `errata_sections`.
+    """
+    known = _all_errata()
+    if not known:
+        return "No erratum has been found so far."
+    parts = []
+    for paper, title in PAPERS.items():
+        rows = []
+        for name, erratum in known.items():
+            if erratum["paper"] == paper:
+                link = f'<a href="../errata/{paper}.html#erratum-{name}">{headings.get(name) or name}</a>'
+                cells = (link, erratum["place"], _claim_link(erratum["shown_by"], records))
+                rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+        if rows:
+            head = "| finding | place in the paper | measured by |\n|---|---|---|\n"
+            parts.append(f"## {title}\n\n{head}" + "\n".join(rows))
+    return "\n\n".join(parts)

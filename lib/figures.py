@@ -31,13 +31,29 @@ COLORS = {
     "grey": "#767676",
 }
 
-#: One colour per concept: vegetable, dairy, meat, then further ones.
+#: One colour per concept, for vegetable, dairy, meat, then further ones.
 CONCEPTS = [COLORS[name] for name in ("green", "blue", "vermillion", "purple", "orange", "sky")]
 
 #: One marker per concept, so that no figure speaks by colour alone.
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 
 GREY = COLORS["grey"]
+
+#: One look for one thing, through the whole book: keywords for `ax.plot`. What is computed is drawn solid, what is
+#: printed or predicted is dashed or dotted.
+LOOK = {
+    "measured": {"color": COLORS["blue"], "linestyle": "-"},
+    "corrected": {"color": COLORS["blue"], "linestyle": "-"},
+    "printed": {"color": COLORS["vermillion"], "linestyle": "--"},
+    "reference": {"color": GREY, "linestyle": "--"},
+    "cross-entropy": {"color": COLORS["vermillion"], "linestyle": "-", "marker": "o"},
+    "label smoothing": {"color": COLORS["blue"], "linestyle": "-", "marker": "s"},
+    "collapse": {"color": GREY, "linestyle": "--"},
+    "graph solution": {"color": GREY, "linestyle": ":"},
+}
+
+#: One colour per layer or block, from the first to the last.
+LAYERS = [COLORS[name] for name in ("vermillion", "orange", "green", "blue", "purple", "sky")]
 
 _STYLE = {
     "figure.figsize": (5.2, 3.6),
@@ -105,7 +121,11 @@ def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):
 
 
 def to_numpy(values):
-    """values as a numpy array; a torch tensor is detached and brought to the CPU first."""
+    """`values` as a numpy array; a torch tensor is detached and brought to the CPU first.
+
+    >>> to_numpy([1, 2]).tolist()
+    [1, 2]
+    """
     for step in ("detach", "cpu"):
         if hasattr(values, step):
             values = getattr(values, step)()
@@ -118,6 +138,10 @@ def pca(points, dims=2):
     points: (N, d) with N >= 1 and d >= dims. Returns (mean (d,), directions (dims, d)): the right singular vectors of
     the centred points for the largest singular values, each with its largest entry positive, so that the picture
     of the same cloud is never mirrored. ValueError for another shape.
+
+    >>> mean, directions = pca([[0, 0], [2, 0], [4, 0]], dims=1)
+    >>> mean.tolist(), directions.round(6).tolist()
+    ([2.0, 0.0], [[1.0, 0.0]])
     """
     points = to_numpy(points).astype(float)
     if points.ndim != 2 or len(points) == 0 or points.shape[1] < dims:
@@ -134,6 +158,7 @@ def pca_scatter(ax, points, labels, names=None, colors=None, size=22, alpha=0.7,
     labels: (N,) integers from 0, one colour and marker each. names: one word per label, shown in a legend.
     size: marker area, one number or (N,). basis: what `pca` returned, to draw several clouds in one plane (the frames
     of an animation, say). origin: mark where the zero vector lands. The two axes have the same scale. Returns ax.
+    ValueError unless there is one label per point.
     """
     points, labels = to_numpy(points).astype(float), to_numpy(labels).astype(int)
     if labels.shape != points.shape[:1]:

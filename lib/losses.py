@@ -24,13 +24,20 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
 
     Returns
     -------
-    A scalar tensor that follows the dtype of `scores`.
+    Tensor
+        A scalar that follows the dtype of `scores`.
 
     Raises
     ------
     ValueError
         If the shapes do not fit, or a label is not in `0..K-1`. The labels themselves are looked at on the CPU only: on
         a GPU that would make every training step wait.
+
+    Examples
+    --------
+    >>> scores, y = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([0, 1])
+    >>> squared_error(scores, y).item()  # (0 + 1/2) / 4
+    0.125
     """
     _check(scores, y)
     targets = torch.zeros_like(scores).scatter_(1, y[:, None], 1)
@@ -42,6 +49,12 @@ def one_hot_error(scores: Tensor, y: Tensor) -> Tensor:
 
     It is PyTorch's `MSELoss` against the one-hot labels, and :math:`2/K` times :func:`squared_error`, whose arguments,
     result and errors it shares. Source: Nguyen et al. (2023), their published code.
+
+    >>> scores, y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1])
+    >>> round(one_hot_error(scores, y).item(), 4)
+    0.1667
+    >>> round(F.mse_loss(scores, F.one_hot(y, 3).float()).item(), 4)
+    0.1667
     """
     return squared_error(scores, y) * (2 / scores.shape[-1])
 
@@ -56,6 +69,8 @@ def label_smoothing(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
 
     With :math:`\alpha = 0` it is the cross-entropy.
 
+    Source: Szegedy et al. (2016); Nguyen et al. (2023), section 3.
+
     Parameters
     ----------
     scores
@@ -67,14 +82,22 @@ def label_smoothing(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
 
     Returns
     -------
-    A scalar tensor in nats that follows the dtype of `scores`.
+    Tensor
+        A scalar in nats that follows the dtype of `scores`.
 
     Raises
     ------
     ValueError
         For an `alpha` out of its range, and as :func:`squared_error`.
 
-    Source: Szegedy et al. (2016); Nguyen et al. (2023), section 3.
+    Examples
+    --------
+    >>> y = torch.tensor([2])
+    >>> round(label_smoothing(torch.zeros(1, 4), y, alpha=0.3).item(), 4)  # log 4
+    1.3863
+    >>> confident = torch.tensor([[0.0, 0.0, 9.0, 0.0]])
+    >>> [round(label_smoothing(confident, y, alpha).item(), 4) for alpha in (0.0, 0.1)]
+    [0.0004, 0.6754]
     """
     _check(scores, y)
     if not 0 <= alpha < 1:
@@ -96,6 +119,8 @@ def label_relaxation(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
     :math:`s_i` is :math:`p_i - p_i^r`, whether or not :math:`p_i^r` is held fixed. Probabilities are never formed, so
     that scores of any size give finite values.
 
+    Source: Lienen & Hüllermeier (2021), From label smoothing to label relaxation.
+
     Parameters
     ----------
     scores
@@ -107,14 +132,21 @@ def label_relaxation(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
 
     Returns
     -------
-    A scalar tensor in nats that follows the dtype of `scores`.
+    Tensor
+        A scalar in nats that follows the dtype of `scores`.
 
     Raises
     ------
     ValueError
         For an `alpha` out of its range, for one class, and as :func:`squared_error`.
 
-    Source: Lienen & Hüllermeier (2021), From label smoothing to label relaxation.
+    Examples
+    --------
+    >>> y = torch.tensor([0])
+    >>> label_relaxation(torch.tensor([[3.0, 0.0]]), y, alpha=0.1).item()  # p = 0.95
+    0.0
+    >>> round(label_relaxation(torch.tensor([[0.0, 0.0]]), y, alpha=0.1).item(), 4)  # p = 0.5
+    0.3681
     """
     _check(scores, y)
     if not 0 < alpha < 1:

@@ -38,10 +38,14 @@ class Weights(NamedTuple):
         :math:`A_1, \dots, A_L, W`, each `(R, out, in)`.
     biases
         :math:`a_1, \dots, a_L, b`, each `(R, out)`; the last is `None` in networks without it.
-    scales, shifts
+    scales
         Of the batch normalisations, `(R, out)` each.
-    means, variances
-        Their running statistics, `(R, out)` each.
+    shifts
+        Of the batch normalisations, `(R, out)` each.
+    means
+        Their running means, `(R, out)` each.
+    variances
+        Their running variances, `(R, out)` each.
     batches
         Number of batches that these have seen `(R,)`.
     activation
@@ -59,14 +63,17 @@ class Weights(NamedTuple):
 
     @property
     def runs(self) -> int:
+        """Number of networks, R."""
         return len(self.matrices[0])
 
     @property
     def inputs(self) -> int:
+        """Numbers in one input."""
         return self.matrices[0].shape[-1]
 
     @property
     def classes(self) -> int:
+        """Number of classes, K."""
         return self.matrices[-1].shape[-2]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Weights:
@@ -80,6 +87,7 @@ class Weights(NamedTuple):
         return moved._replace(batches=moved.batches.to(self.batches.dtype))
 
     def clone(self) -> Weights:
+        """A copy of every tensor."""
         return self.map(torch.clone)
 
     def part(self, runs: slice) -> Weights:
@@ -110,7 +118,10 @@ def start(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Weights:
-    """`stack` of `mlp(..., seed=seed)` for each seed, without holding the R modules: they are made one by one."""
+    """:func:`stack` of :func:`lib.models.networks.mlp` for each seed, without holding the R modules at once.
+
+    The other arguments are those of :func:`lib.models.networks.mlp`. ValueError as there, and without a seed.
+    """
     if len(seeds) == 0:
         raise ValueError("seeds is empty: one for each run is needed")
     models = (mlp(inputs, M, K, width, depth, activation, bias, seed).to(device, dtype) for seed in seeds)
@@ -132,7 +143,7 @@ def unstack(weights: Weights, models: Sequence[nn.Module]) -> None:
 
 
 class History(NamedTuple):
-    """Loss, objective and accuracy of R runs after each epoch, `(R, epochs)` in float64 on the CPU."""
+    """Loss, objective and accuracy of R runs after each epoch, `(R, epochs)` each in float64 on the CPU."""
 
     objective: Tensor
     loss: Tensor
@@ -255,7 +266,8 @@ def train(
 def features(models: Weights, x: Tensor, batch_size: int = 1000, at_once: int | None = None) -> Tensor:
     """Features `(R, N, M)` in evaluation mode, of inputs `(N, ...)` for all runs or `(R, N, inputs)`; on x's device.
 
-    `at_once` is how many runs are moved to that device together; all by default.
+    `at_once` is how many runs are moved to that device together; all by default. ValueError for inputs of another
+    shape.
     """
     x = _inputs(models, x)
     if at_once is not None and at_once < models.runs:
@@ -285,13 +297,16 @@ def scores(models: Weights, x: Tensor, batch_size: int = 1000) -> Tensor:
 
 @torch.no_grad()
 def classify(models: Weights, H: Tensor) -> Tensor:
-    """Scores `(R, N, K)` of features `(R, N, M)`, what the last layer of each run makes of them."""
+    """Scores `(R, N, K)` of features `H: (R, N, M)`, what the last layer of each run makes of them."""
     W, b = models.matrices[-1].to(H.device), models.biases[-1]
     return torch.bmm(H, W.mT) if b is None else torch.baddbmm(b.to(H.device)[:, None], H, W.mT)
 
 
 def accuracy(models: Weights, x: Tensor, y: Tensor, batch_size: int = 1000) -> Tensor:
-    """Share `(R,)`, in float64, of inputs to which a run gives the label; `y` is `(N,)` for all runs, or `(R, N)`."""
+    """Share `(R,)`, in float64, of inputs to which a run gives the label; `y` is `(N,)` for all runs, or `(R, N)`.
+
+    ValueError for inputs or labels of another shape.
+    """
     x = _inputs(models, x)
     y = _labels(models, x, y)
     return (scores(models, x, batch_size).argmax(-1) == y).double().mean(-1)

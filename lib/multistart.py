@@ -38,6 +38,8 @@ def multistart(
     The starts do not interact: what is minimised is the sum of their risks, whose critical points are those of each
     of them. One evaluation serves them all.
 
+    Source: Byrd, Lu, Nocedal & Zhu (1995), as SciPy has it, for the search with bounds.
+
     Parameters
     ----------
     risk
@@ -54,6 +56,15 @@ def multistart(
     ------
     ValueError
         If `starts` is not positive, or `lower` has not one finite number or `None` per parameter.
+
+    Examples
+    --------
+    >>> risk = lambda x: (x.square() - 1).square().sum()
+    >>> found = multistart(risk, [(1,)], starts=4, seed=0)
+    >>> found.values.max().item() < 1e-12
+    True
+    >>> found.parameters[0].abs().round(decimals=5).flatten().tolist()  # 1 or -1
+    [1.0, 1.0, 1.0, 1.0]
     """
     if starts < 1:
         raise ValueError(f"starts={starts}: at least one start is needed")

@@ -42,7 +42,10 @@ class Look(NamedTuple):
 
 
 class Ensemble:
-    """R networks side by side; made of copies of their weights, which `networks` gives back."""
+    """R networks side by side; made of copies of their weights, which `networks` gives back.
+
+    ValueError for networks that are not those of :func:`lib.models.networks.resnet20` or of more than one shape.
+    """
 
     def __init__(self, models: Sequence[nn.Module], device: torch.device | str = "cpu"):
         if not models or not all(isinstance(model, _ResNet20) for model in models):
@@ -173,7 +176,8 @@ def train(
 
     Returns
     -------
-    For each run None, or the first of the looks (or the end) at which its weights were not finite.
+    list
+        For each run None, or the first of the looks (or the end) at which its weights were not finite.
 
     Raises
     ------

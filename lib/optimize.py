@@ -24,7 +24,7 @@ class Minimisation:
 
     @property
     def value(self) -> float:
-        """The value at the weights it ended with, which are evaluated last."""
+        """The risk at the weights with which the search ended, which are evaluated last."""
         return self.values[-1]
 
 
@@ -45,12 +45,14 @@ def lbfgs(
     nothing by itself: rows of the parameters listed in `scale_invariant` enter the norm multiplied by their lengths,
     which is the gradient with respect to their directions.
 
+    Source: Liu & Nocedal (1989).
+
     Parameters
     ----------
     loss
         A differentiable function of the parameters that returns a scalar.
     parameters
-        Tensors, changed in place.
+        Tensors of any shapes, changed in place.
     tolerance
         On the gradient norm.
     max_evaluations
@@ -72,6 +74,13 @@ def lbfgs(
         If the tolerance is not positive.
     FloatingPointError
         If the loss is not finite.
+
+    Examples
+    --------
+    >>> x = torch.tensor([3.0, -1.0], dtype=torch.float64)
+    >>> found = lbfgs(lambda x: (x - torch.tensor([1.0, 2.0])).square().sum(), [x])
+    >>> found.converged, x.round(decimals=6).tolist()
+    (True, [1.0, 2.0])
     """
     if not tolerance > 0:
         raise ValueError(f"tolerance is {tolerance}, it must be positive")
@@ -126,7 +135,14 @@ def gradient_descent(
 ) -> None:
     r"""Plain gradient descent on `loss(*parameters)`, in place; `callback(step)` is called after each step.
 
-    .. math:: \theta \leftarrow \theta - \text{learning\_rate}\cdot\nabla\,\text{loss}(\theta)
+    .. math:: \theta \leftarrow \theta - \eta\,\nabla\,\text{loss}(\theta)
+
+    :math:`\eta` is the learning rate; `loss` returns a scalar tensor, and the parameters may have any shapes.
+
+    >>> x = torch.tensor([1.0])
+    >>> gradient_descent(lambda x: x.square().sum() / 2, [x], learning_rate=0.5, steps=2)
+    >>> x  # (1 - 0.5)^2
+    tensor([0.2500])
     """
     for step in range(1, steps + 1):
         active = [parameter.detach().requires_grad_() for parameter in parameters]
@@ -148,7 +164,7 @@ class Fit:
 
     @property
     def features(self) -> Tensor:
-        """What the linear layer sees of each word, `(n_w, d)`: `W` for `h`, `phi(W)` for `h*`."""
+        r"""What the linear layer sees of each word, `W` for `h` and :math:`\varphi(W)` for `h*`, `(n_w, d)`."""
         return word_features(self.W, self.normalize)
 
 
@@ -163,6 +179,7 @@ def fit_sentences(
     tolerance: float = 3e-5,
     max_evaluations: int = 500,
     callback: Callable[[int, Tensor, Tensor], None] | None = None,
+    start: tuple[Tensor, Tensor] | None = None,
 ) -> Fit:
     r"""The minimiser of the empirical risk (equation 2; 3 with `normalize`) by full-batch L-BFGS from a random start.
 
@@ -180,6 +197,8 @@ def fit_sentences(
         As in :func:`lbfgs`.
     callback
         Called as `callback(evaluation, W, U)`.
+    start
+        Weights `(W, U)` to start from in place of random ones: with many sentences, those of a fit to a part of them.
 
     Returns
     -------
@@ -189,14 +208,28 @@ def fit_sentences(
     Raises
     ------
     ValueError
-        If `lam` is not positive: without weight decay the risk has no minimiser.
+        If `lam` is not positive: without weight decay the risk has no minimiser. If `start` has other shapes.
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[0, 2], [1, 3]]), torch.tensor([0, 1])
+    >>> fit = fit_sentences(x, y, n_w=4, d=3, lam=0.01)
+    >>> fit.record.value < 0.6931  # log 2, the risk of zero weights
+    True
+    >>> tuple(fit.features.shape), tuple(fit.U.shape)
+    ((4, 3), (2, 2, 3))
     """
     if not lam > 0:
         raise ValueError(f"lam is {lam}: without weight decay the risk of separable data has no minimiser")
     sentences = SentenceSet(x, n_w)
     W, U = initial_weights(n_w, int(y.max()) + 1, x.shape[1], d, seed, scale=1.0)
     W, U = 0.1 * W.to(x.device), U.to(x.device)
-    if normalize:
+    if start is not None:
+        if start[0].shape != W.shape or start[1].shape != U.shape:
+            found = f"{tuple(start[0].shape)} and {tuple(start[1].shape)}"
+            raise ValueError(f"start has shapes {found}; it must have {tuple(W.shape)} and {tuple(U.shape)}")
+        W, U = (part.to(W, copy=True) for part in start)
+    elif normalize:
         counts = torch.bincount(x.flatten(), minlength=n_w).clamp(min=1).to(W)
         W = 0.3 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
     record = lbfgs(
@@ -216,6 +249,12 @@ def initial_weights(n_w: int, K: int, L: int, d: int, seed: int, scale: float) -
     :math:`W \sim N(0, 1)`, `(n_w, d)`, and :math:`U \sim` uniform on :math:`\pm 1/\sqrt{Ld}`, `(K, L, d)`, drawn on the
     CPU, so that a seed gives the same start on every device. The paper does not say how its runs start; its authors'
     published notebooks use `scale` = 1/1000.
+
+    >>> W, U = initial_weights(n_w=6, K=2, L=3, d=4, seed=0, scale=1e-3)
+    >>> tuple(W.shape), tuple(U.shape)
+    ((6, 4), (2, 3, 4))
+    >>> torch.equal(W, initial_weights(6, 2, 3, 4, seed=0, scale=1e-3)[0])
+    True
     """
     generator = torch.Generator().manual_seed(seed)
     W = torch.randn(n_w, d, generator=generator)
@@ -243,6 +282,13 @@ def sentence_sgd(
     of batches of `x: (N, L)`, `y: (N,)`. The linear layer's gradient, decay and update are one fused matrix product.
 
     `callback(step)` is called after each step. Source: section 2 (learning rate 0.1, batches of 100).
+
+    >>> x, y = torch.tensor([[0, 2], [1, 3]]), torch.tensor([0, 1])
+    >>> W, U = initial_weights(n_w=4, K=2, L=2, d=3, seed=0, scale=0.1)
+    >>> order = torch.Generator().manual_seed(0)
+    >>> sentence_sgd(W, U, x, y, 1e-3, 0.5, batch_size=2, steps=300, generator=order)
+    >>> full_batch_risk(SentenceSet(x, 4), y, lam=1e-3)(W, U).item() < 0.1  # from log 2
+    True
     """
     N, flat = x.shape[0], U.view(U.shape[0], -1)
     order, position = torch.randperm(N, generator=generator), 0

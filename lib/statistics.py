@@ -28,7 +28,11 @@ class Interval(NamedTuple):
     high: float
 
     def contains(self, number: float) -> bool:
-        """Is the number between the two ends?"""
+        """Is the number between the two ends?
+
+        >>> Interval(low=0.9, value=1.2, high=1.4).contains(1.0)
+        True
+        """
         return self.low <= number <= self.high
 
 
@@ -51,6 +55,15 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     ------
     ValueError
         If the shapes differ, there are fewer than two points, or an entry is not finite.
+
+    Examples
+    --------
+    >>> line = fit_line([0, 1, 2, 3], [1, 3, 5, 7])
+    >>> print(line.slope, line.intercept, line.r2)
+    2.0 1.0 1.0
+    >>> # two lines
+    >>> fit_line([[0, 1, 2], [0, 1, 2]], [[0, 1, 2], [0, 2, 4]]).slope.tolist()
+    [1.0, 2.0]
     """
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if x.shape != y.shape or x.ndim == 0 or x.shape[-1] < 2:
@@ -101,6 +114,14 @@ def bootstrap(
     ValueError
         If a group has another shape, fewer than two repetitions or an entry that is not finite, or a parameter is out
         of range.
+
+    Examples
+    --------
+    >>> # four repetitions of one quantity
+    >>> losses = np.array([[1.0], [1.2], [1.1], [1.3]])
+    >>> interval = bootstrap(lambda means: means[..., 0, 0], [losses])
+    >>> [round(end, 2) for end in interval]
+    [1.03, 1.15, 1.27]
     """
     if not 0 < level < 1:
         raise ValueError(f"level = {level}: it must lie in (0, 1)")

@@ -1,9 +1,13 @@
 """Many runs of one function, here or on a cluster, that survive a lost process; and a search that workers share.
 
 joblib runs them on this machine, Dask on a cluster, and Optuna searches. What is added is the record: each finished run
-is one small JSON file in a results folder, so that what was finished is never computed again.
+is one small JSON file in a results folder, so that what was finished is never computed again::
 
-    results = sweep.run(train_one, [{"eta": eta, "seed": seed} for eta in (0, 0.2) for seed in range(3)], "results")
+    results = sweep.run(
+        train_one,
+        [{"eta": eta, "seed": seed} for eta in (0, 0.2) for seed in range(3)],
+        "results",
+    )
 
 A cluster is a scheduler, `PYTHONPATH=. dask scheduler` in the book's folder, and workers that it knows, once per
 processor or GPU: `PYTHONPATH=. dask worker tcp://host:8786 --nthreads 1` likewise.
@@ -75,7 +79,8 @@ def run(
 
     Returns
     -------
-    The results in the order of the configurations, as JSON gives them back (a tuple becomes a list).
+    list
+        The results in the order of the configurations, as JSON gives them back (a tuple becomes a list).
 
     Raises
     ------
@@ -88,7 +93,19 @@ def run(
         If runs fail: the others are finished first and kept, then the error names the configurations that failed. Also
         if a process of this machine dies (of a lack of memory, say).
 
-    Warns (UserWarning) of a file that is damaged, by its name; that run is made again.
+    Warns
+    -----
+    UserWarning
+        Of a file that is damaged, by its name; that run is made again.
+
+    Examples
+    --------
+    >>> powers = [{"base": 2, "exp": 5}, {"base": 3, "exp": 2}]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run(pow, powers, folder, scheduler="", jobs=1)
+    ...     kept(pow, [*powers, {"base": 10, "exp": 2}], folder)
+    [32, 9]
+    [32, 9, None]
     """
     keys = _keys(function, configurations, version)
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
@@ -127,9 +144,9 @@ def run(
 
 
 def kept(function: Callable, configurations: Sequence[Mapping], folder: str | Path, version: str = "") -> list:
-    """What `run` would not have to compute: the result of each run, and None for one that `folder` does not hold.
+    """What :func:`run` would not have to compute: the result of each run, and None for one that `folder` does not hold.
 
-    Arguments and errors are those of `run`; the folder need not exist, and nothing is computed or written.
+    Arguments and errors are those of :func:`run`; the folder need not exist, and nothing is computed or written.
     """
     paths = [Path(folder) / f"{key}.json" for key in _keys(function, configurations, version)]
     records = [_read(path) if path.exists() else None for path in paths]
@@ -139,7 +156,7 @@ def kept(function: Callable, configurations: Sequence[Mapping], folder: str | Pa
 def load(folder: str | Path) -> list[dict]:
     """The records of all finished runs in a results folder, in the order of their keys; nothing is computed.
 
-    A folder that is not there has none. Warns of damaged files, and leaves them out.
+    A folder that is not there has none. Warns (UserWarning) of damaged files, and leaves them out.
     """
     records = [_read(path) for path in sorted(Path(folder).glob("*.json"))]
     return [record for record in records if record]
@@ -152,7 +169,11 @@ def results_folder(name: str) -> Path:
 
 
 def version_of(*code) -> str:
-    """A hash of the source text of modules and functions: another text is another version."""
+    """A hash of the source text of modules and functions: another text is another version.
+
+    >>> version_of(run) == version_of(run), version_of(run) == version_of(run, load)
+    (True, False)
+    """
     return hashlib.sha256("\0".join(inspect.getsource(part) for part in code).encode()).hexdigest()[:16]
 
 
@@ -193,7 +214,8 @@ def search(
 
     Returns
     -------
-    The :class:`optuna.Study`, with `best_params`, `best_value`, `trials`.
+    optuna.Study
+        With `best_params`, `best_value`, `trials`.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 The wheels of torchvision on PyPI are built for CUDA. Beside a CPU-only torch their operators do not load, and
 `import torchvision` stops at "operator torchvision::nms does not exist", although data sets, transforms and models
-need none of them. Declaring the missing schemas is enough. Everything in this book imports torchvision from here:
+need none of them. Declaring the missing schemas is enough. Everything in this book imports torchvision from here::
 
     from lib.vision import torchvision
 """

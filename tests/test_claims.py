@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import claims
+from lib.book import chapters
 
 ROOT = Path(__file__).resolve().parents[1]
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -416,7 +417,7 @@ def test_rendering_judges_by_the_declaration_of_now(files):
     files([claim(expect={"constant": {"value": 3.0, "abs": 0.1}, "note": {"report": True}})], errata=[ERRATUM])
     again, table = claims.render(record)
     assert again["verdict"] == "contradicted"
-    assert 'href="../back/errata.html#erratum-sign"' in table
+    assert 'href="../errata/feature-collapse.html#erratum-sign"' in table
     assert record["verdict"] == "?"
 
 
@@ -471,11 +472,15 @@ def test_the_ledger_page_has_one_row_per_claim_whatever_was_measured(files):
         ("lr-later", "low-rank-bias", "not written yet", "figure"),
     ]
     assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in page
-    assert 'href="errata.html#erratum-sign"' in page
+    assert 'href="../errata/feature-collapse.html#erratum-sign"' in page
     assert '<table id="ledger">' in page
-    for select in ("ledger-paper", "ledger-verdict", "ledger-kind"):
-        assert f'<select id="{select}"' in page
+    for field in ('<select id="ledger-paper"', '<select id="ledger-verdict"', '<select id="ledger-kind"', 'id="ledger-text"'):
+        assert field in page
+    tally = re.findall(r'<a href="\?verdict=([^"]*)".*?<strong>(\d+)</strong>', page)
+    assert tally == [("contradicted", "1"), ("not+run", "1"), ("not+written+yet", "1")]
     assert "\n\n" not in page
+    assert "Paper profile" in page
+    assert "Paper profile" not in claims.ledger_page([], paper_records={}), "a column of which nothing is recorded"
 
 
 def test_the_recorded_verdicts_are_read_and_a_damaged_file_is_named(files, tmp_path):
@@ -488,14 +493,93 @@ def test_the_recorded_verdicts_are_read_and_a_damaged_file_is_named(files, tmp_p
         claims.recorded()
 
 
-def test_the_errata_page_has_an_anchor_for_each_and_says_so_when_there_is_none(files):
-    assert "No erratum" in claims.errata_page()
+# ------------------------------------------------------------------------------------------------------------ errata
+
+SECTION = """(erratum-sign)=
+## The sign of $r$
+
+<!-- erratum sign -->
+
+Words.
+
+```{code-cell} ipython3
+## not a heading
+"<!-- erratum other -->"
+```
+
+<!-- consequence sign -->
+"""
+
+
+@pytest.fixture
+def errata(files, tmp_path):
+    """Writes a page below the folder of the book with one erratum and returns its path."""
     files(errata=[ERRATUM])
-    page = claims.errata_page()
-    assert "(erratum-sign)=" in page
-    for key in ("printed", "corrected", "how", "consequence", "transcription"):
-        assert ERRATUM[key] in page
-    assert "ledger.html#ledger-fc-one" in page
+
+    def write(text, name="errata/feature-collapse.md"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"# Errata\n\n{text}\n## Another\n\n```{{code-cell}} ipython3\nx\n```\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_the_heading_of_an_erratum_is_read_from_its_section(errata):
+    assert claims.check_errata([errata(SECTION)]) == {"sign": "The sign of $r$"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (SECTION, "", r"erratum 'sign' has no section, or no anchor \(erratum-sign\)="),
+        ("(erratum-sign)=", "(erratum-sing)=", "erratum 'sing' is not in errata.yml; did you mean 'sign'"),
+        (SECTION, SECTION + SECTION, "erratum 'sign' has two sections"),
+        ("## The sign of $r$", "", "no heading '## ...' right after its anchor"),
+        ("## The sign", "### The sign", "no heading '## ...' right after its anchor"),
+        ("<!-- erratum sign -->", "", "at least one code cell"),
+        ("<!-- consequence sign -->", "", "at least one code cell"),
+        ("<!-- erratum sign -->", "<!-- erratum sign -->\n<!-- erratum sign -->", "at least one code cell"),
+        ("<!-- erratum sign -->", "<!-- consequence sign -->", "at least one code cell"),
+        ("```{code-cell} ipython3", "```python", "at least one code cell"),
+        ("<!-- erratum sign -->", "<!-- erratum sigh -->", "erratum 'sigh' is not in errata.yml"),
+    ],
+)
+def test_an_erratum_has_one_complete_section_and_nothing_else(errata, old, new, message):
+    assert old in SECTION
+    with pytest.raises(ValueError, match=message):
+        claims.check_errata([errata(SECTION.replace(old, new))])
+
+
+def test_an_erratum_stands_on_the_page_of_its_paper(errata):
+    with pytest.raises(ValueError, match="other.md: erratum 'sign' belongs to .*errata/feature-collapse.md"):
+        claims.check_errata([errata(SECTION, "other.md")])
+
+
+def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(errata):
+    page = claims.expand_errata(SECTION, {"fc-one": record_of(BAD)})
+    before, code, after = page.partition("```{code-cell} ipython3")
+    assert "> **As printed** in (7): $a$\n>\n> **Corrected.** $b$\n" in before
+    assert "**How it is decided.** By evaluation." in before
+    assert "**Consequence.** None." in after and "The derivation repeats it." in after
+    assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in after and "contradicted" in after
+    assert '"<!-- erratum other -->"' in page, "text that is no marker stays"
+    assert "../back/ledger.html#ledger-fc-one" in claims.expand_errata(SECTION, {})
+
+
+def test_the_overview_of_the_errata_has_a_row_for_each_and_says_so_when_there_is_none(files):
+    assert "No erratum" in claims.errata_page({}, {})
+    files(errata=[{**ERRATUM, "place": "|x|"}])
+    page = claims.errata_page({"fc-one": record_of(BAD)}, {"sign": "The sign of $r$"})
+    assert "## Feature collapse" in page and "Low-rank bias" not in page
+    (row,) = (line for line in page.splitlines() if "erratum-sign" in line)
+    assert '<a href="../errata/feature-collapse.html#erratum-sign">The sign of $r$</a>' in row
+    assert r"| \|x\| |" in row and "claim-contradicted" in row
+
+
+def test_every_erratum_of_the_book_has_its_section():
+    headings = claims.check_errata(page.path for page in chapters.chapters(ROOT))
+    assert set(headings) == {erratum["id"] for shown in claims.validate()[1].values() for erratum in shown}
 
 
 # -------------------------------------------------------------------------------------------------------- the sources

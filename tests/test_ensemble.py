@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lib import ensemble
 from lib.ensemble import Runs, gradient_descent, pad, random_start, select, together
 from lib.models.unconstrained import activations, labels, objective
 
@@ -93,6 +94,22 @@ def test_so_it_does_for_every_start_and_learning_rate(seed, learning_rate, name)
     start = start_of(MODELS[name], seeds=[seed])
     found = descend(start, MODELS[name], 3, learning_rate=learning_rate)
     assert_same(found, by_autograd(start, MODELS[name], 3, learning_rate=learning_rate), atol=1e-12)
+
+
+@every_model
+@pytest.mark.parametrize("apart", [True, False], ids=["samples apart", "samples together"])
+def test_the_steps_of_a_gpu_are_those_of_a_processor(model, apart, monkeypatch):
+    def step_of_a_gpu(samples, *rest):
+        rows = not samples.columns.is_contiguous()
+        return (ensemble._step_on_rows if rows else ensemble._step_on_columns)(samples, *rest)
+
+    start = start_of(model)
+    start = start if apart else start._replace(H=start.H[..., ORDERED * N_SPL])
+    rates = torch.tensor([0.1, 0.2, 0.05], dtype=torch.float64)
+    ends = [descend(start, model, 40, learning_rate=rate) for rate in (0.1, rates)]
+    monkeypatch.setattr(ensemble, "_step_on_processor", step_of_a_gpu)
+    for end, rate in zip(ends, (0.1, rates), strict=True):
+        assert_same(end, descend(start, model, 40, learning_rate=rate), atol=1e-13)
 
 
 def test_the_dtype_is_that_of_the_start():

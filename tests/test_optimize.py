@@ -333,6 +333,25 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(normalize)
     assert not torch.equal(first.W, other.W)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_fit_started_with_that_of_a_part_of_the_sentences_ends_where_one_from_a_random_start_does(normalize):
+    x, y = small_problem()
+    settings = {"n_w": 12, "d": 6, "lam": 0.01, "normalize": normalize, "tolerance": 1e-5}
+    part = optimize.fit_sentences(x[::2], y[::2], **settings)
+    before = part.W.clone(), part.U.clone()
+    warm = optimize.fit_sentences(x, y, **settings, start=(part.W, part.U))
+    cold = optimize.fit_sentences(x, y, **settings)
+    assert torch.equal(part.W, before[0]) and torch.equal(part.U, before[1])
+    assert not torch.equal(warm.W, part.W)
+    assert warm.record.value == pytest.approx(cold.record.value, abs=1e-6)
+
+
+def test_a_start_of_another_shape_is_refused():
+    x, y = small_problem()
+    with pytest.raises(ValueError, match="start has shapes"):
+        optimize.fit_sentences(x, y, 12, 6, 0.01, start=(torch.ones(12, 5), torch.ones(7, 3, 6)))
+
+
 def test_the_callback_of_a_fit_sees_the_weights_move():
     x, y = small_problem()
     seen = []

@@ -25,7 +25,11 @@ Profile = typer.Option("laptop", help=f"One of {', '.join(chapters.PROFILES)}.")
 Chapter = typer.Option("", help="A path or glob, several with commas between; empty for all chapters.")
 Device = typer.Option("auto", help=f"One of {', '.join(chapters.DEVICES)}.")
 Seed = typer.Option("", help="A whole number; empty for each chapter's own.")
-Jobs = typer.Option("1", help="How many chapters are executed at the same time.")
+Jobs = typer.Option(
+    "auto",
+    help="How many chapters are executed at the same time, with an equal share of the cores each. By default one for "
+    f"each core, at most {run.MOST_JOBS}, and one in all on a GPU; with 1 a chapter has all cores to itself.",
+)
 Force = typer.Option(False, "--force", help="Execute also what is up to date.")
 
 
@@ -131,23 +135,28 @@ def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
         if not seed.isdecimal() or int(seed) >= 2**62:
             raise chapters.BadInput(f"seed {seed!r} is not a whole number from 0 to 2^62 - 1")
         parameters["seed"] = int(seed)
-    if not jobs.isdecimal() or int(jobs) < 1:
-        raise chapters.BadInput(f"jobs {jobs!r} is not a whole number from 1 on")
+    automatic = jobs in ("", "auto")
+    if not automatic and (not jobs.isdecimal() or int(jobs) < 1):
+        raise chapters.BadInput(f"jobs {jobs!r} is neither auto nor a whole number from 1 on")
     everything = chapters.chapters()
     site.check_title(everything)
     selected = chapters.select(everything, chapter)
-    _validate_claims()
-    return selected, parameters, int(jobs)
+    _validate_claims(partial=bool(chapter))
+    return selected, parameters, run.default_jobs(device) if automatic else int(jobs)
 
 
-def _validate_claims() -> None:
-    """Damaged declarations, and claims that are undeclared, misspelt or checked twice, end the command here."""
+def _validate_claims(partial: bool = False) -> None:
+    """Damaged declarations, claims that are undeclared, misspelt or checked twice, and errata without their section
+    end the command here. A build of some chapters does not ask for the errata of all."""
     from lib import claims as ledger
 
     try:
         ledger.validate()
         ledger.recorded()
-        ledger.check_sources([page.path for page in chapters.chapters()])
+        files = [page.path for page in chapters.chapters()]
+        ledger.check_sources(files)
+        if not partial:
+            ledger.check_errata(files)
     except ValueError as error:
         raise chapters.BadInput(str(error)) from error
 

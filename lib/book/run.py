@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lib.book.chapters import BUILD, BadInput, Page, differences
+
+MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
 
 
 @dataclass
@@ -60,6 +63,14 @@ def executed_key(page: Page) -> dict | None:
         return None
 
 
+def last_seconds(page: Page) -> float:
+    """How long the last execution of a chapter took; infinity where none is known, which may be the longest."""
+    try:
+        return float(json.loads(executed_path(page).read_text(encoding="utf8"))["metadata"]["book"]["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return math.inf
+
+
 def stale(page: Page, parameters: dict) -> list[str]:
     """Why a chapter has to be executed; empty when it has not."""
     return differences(executed_key(page), page.key(parameters))
@@ -87,8 +98,29 @@ def check_device(device: str) -> None:
             raise BadInput("device 'cuda' is not available on this machine; use auto or cpu")
 
 
+def cores() -> int:
+    """How many processors this process may use, by its affinity and by the limits of its container."""
+    import joblib
+
+    return joblib.cpu_count()
+
+
+def default_jobs(device: str) -> int:
+    """How many chapters run side by side where nobody says: one per core up to MOST_JOBS, one alone on a GPU."""
+    return 1 if device == "cuda" or (device == "auto" and _finds_gpu()) else min(cores(), MOST_JOBS)
+
+
+def _finds_gpu() -> bool:
+    """Will a chapter's device `auto` be a GPU? torch, slow to import, is only asked where there is a driver for one."""
+    if not any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def execute(selected: list[Page], parameters: dict, jobs: int, console, force: bool = False) -> list[Outcome]:
-    """Execute the stale ones of the selected chapters, at most `jobs` at a time.
+    """Execute the stale ones of the selected chapters, at most `jobs` at a time; the longest begin first.
 
     A failing chapter leaves its partial notebook in `failed/` and stops no other. On KeyboardInterrupt the kernels
     are killed before it is passed on; finished chapters stay.
@@ -102,6 +134,8 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
         else:
             outcomes[page.name] = Outcome(page, "current")
             _failed_path(page).unlink(missing_ok=True)
+    if jobs > 1:
+        todo.sort(key=lambda entry: -last_seconds(entry[0]))
     if todo:
         for outcome in _execute_all(todo, parameters, jobs, console):
             outcomes[outcome.page.name] = outcome
@@ -220,7 +254,7 @@ def _prepare_environment(root: Path, jobs: int) -> None:
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
     os.environ.pop("MPLBACKEND", None)
     if jobs > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
     logging.getLogger("papermill").setLevel(logging.ERROR)
 
 

@@ -11,13 +11,14 @@ import re
 import shutil
 from pathlib import Path
 
+from lib.book import assets
 from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, version
 from lib.book.run import executed_notebook
 
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds")
 RENDERERS = (
     "jupyter-book", "Sphinx", "myst-nb", "myst-parser", "sphinx-book-theme", "pydata-sphinx-theme", "sphinx-proof",
-    "sphinxcontrib-bibtex", "sphinx-design", "sphinx-mathjax-offline", "docutils", "Pygments",
+    "sphinx-exercise", "sphinxcontrib-bibtex", "sphinx-design", "sphinx-mathjax-offline", "docutils", "Pygments",
 )  # fmt: skip
 
 
@@ -129,34 +130,39 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
 def _compose(everything: list[Page], root: Path):
     """All files of the Sphinx source folder, the claims' records, and the chapters without results."""
     from lib import claims
+    from lib.book import api
 
     files: dict[str, bytes] = {}
-    records, missing, texts = [], [], []
-    for page in everything:
-        if not page.is_chapter:
-            texts.append(page)
-            continue
-        notebook = with_results(page)
+    chapters = [page for page in everything if page.is_chapter]
+    notebooks = {page: with_results(page) for page in chapters}
+    missing = [page for page, notebook in notebooks.items() if notebook is None]
+    records = [record for page, found in notebooks.items() if found for record in render_claims(found, page)]
+    measured = {record["id"]: record for record in records}
+    for page, notebook in notebooks.items():
         if notebook is None:
-            missing.append(page)
             notebook = _without_results(page)
             note = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
         else:
-            records += render_claims(notebook, page)
-            files[f"downloads/{page.name}.ipynb"] = _bytes(notebook)
             note = _run_note(page)
+        prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+        for cell in prose:
+            cell.source = claims.expand_errata(cell.source, measured)
+        if page not in missing:
+            files[f"downloads/{page.name}.ipynb"] = _bytes(notebook)
         files[f"downloads/{page.name}.md"] = page.text.encode()
         _insert_note(notebook, note)
-        for cell in notebook.cells:
-            if cell.cell_type == "markdown":
-                cell.source = _link_chapters(cell.source, page, everything)
+        for cell in prose:
+            cell.source = _link_chapters(cell.source, page, everything)
         files[f"{page.name}.ipynb"] = _bytes(notebook)
-    for page in texts:
-        text = page.text
+    for page in everything:
+        if page.is_chapter:
+            continue
+        text = api.fill(page.text)
         if "<!-- ledger -->" in text:
             text = text.replace("<!-- ledger -->", claims.ledger_page(records))
         if "<!-- errata -->" in text:
-            text = text.replace("<!-- errata -->", claims.errata_page())
+            headings, _ = claims.errata_sections([page.path for page in chapters])
+            text = text.replace("<!-- errata -->", claims.errata_page(measured, headings))
         files[f"{page.name}.md"] = _link_chapters(text, page, everything).encode()
     for path in [root / "_toc.yml", root / "references.bib", *_assets(root)]:
         if path.is_file():
@@ -257,7 +263,8 @@ def _sync(files: dict[str, bytes]) -> str:
     """Make the Sphinx source folder equal to `files`, touching only what differs; returns the site's digest."""
     source = BUILD / "source"
     digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in RENDERERS).encode())
-    digest.update(Path(__file__).read_bytes())
+    for path in _sources_of_pages():
+        digest.update(path.read_bytes())
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
@@ -268,6 +275,11 @@ def _sync(files: dict[str, bytes]) -> str:
         if path.is_file() and path.relative_to(source).as_posix() not in files:
             path.unlink()
     return digest.hexdigest()[:16]
+
+
+def _sources_of_pages() -> list[Path]:
+    """The modules of lib: their docstrings are on the pages about the library, and lib.book makes all pages."""
+    return sorted(Path(__file__).resolve().parents[1].rglob("*.py"))
 
 
 def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> None:
@@ -304,6 +316,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
         problems = re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()).replace(f"{source}/", "").strip()
         raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
     _finish(files, temporary)
+    assets.trim(temporary)
     seal.write_text(trusted)
     os.replace(temporary, site)
 

@@ -1,19 +1,21 @@
 r"""Images with labels: the data sets of the papers, their stand-ins, and the reader's own.
 
-| name             | images                                        | where, in the data folder                   |
-|------------------|-----------------------------------------------|---------------------------------------------|
-| `mnist`          | 70,000 of 28 x 28, grey                       | `MNIST/raw/*-ubyte`                         |
-| `fashion_mnist`  | 70,000 of 28 x 28, grey                       | `FashionMNIST/raw/*-ubyte`                  |
-| `cifar10`        | 60,000 of 32 x 32, colour                     | `cifar-10-batches-py/*`                     |
-| `svhn`           | 99,289 of 32 x 32, colour                     | `svhn/train_32x32.mat`, `test_32x32.mat`    |
-| `cifar10-jpeg75` | CIFAR-10 after lossy compression, a stand-in  | `CIFAR10-jpeg75/{train,test}/<class>/*.jpg` |
-| `digits`         | 1,797 of 8 x 8, grey                          | inside scikit-learn                         |
+================  ============================================  ===========================================
+name              images                                        where, in the data folder
+================  ============================================  ===========================================
+`mnist`           70,000 of 28 x 28, grey                       `MNIST/raw/*-ubyte`
+`fashion_mnist`   70,000 of 28 x 28, grey                       `FashionMNIST/raw/*-ubyte`
+`cifar10`         60,000 of 32 x 32, colour                     `cifar-10-batches-py/*`
+`svhn`            99,289 of 32 x 32, colour                     `svhn/train_32x32.mat`, `test_32x32.mat`
+`cifar10-jpeg75`  CIFAR-10 after lossy compression, a stand-in  `CIFAR10-jpeg75/{train,test}/<class>/*.jpg`
+`digits`          1,797 of 8 x 8, grey                          inside scikit-learn
+================  ============================================  ===========================================
 
 The data folder is the one that the environment variable COLLAPSE_DATA names, otherwise `~/.cache/collapse-book`.
 Reading changes nothing in it, and nothing is downloaded unasked: `make data` (`python -m lib.data.images fetch`) does.
 
-In place of a name, `load` and `resolve` take the path of the reader's own images, absolute or seen from the working
-directory:
+In place of a name, :func:`load` and :func:`resolve` take the path of the reader's own images, absolute or seen from
+the working directory:
 
 - a folder `train/<class>/*` and `test/<class>/*` of PNG or JPEG files, all of one size,
 - a folder `<class>/*` of such files, which is then split,
@@ -114,7 +116,7 @@ class ImageSet:
         return len(self.classes)
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """The same set with all tensors on `device`."""
+        """The same set with all tensors on `device`, as :meth:`torch.Tensor.to`."""
         fields = ("x", "y", "x_test", "y_test", "mean", "std")
         return replace(self, **{name: getattr(self, name).to(device) for name in fields})
 
@@ -169,7 +171,7 @@ def load(
     """The image set of that name, or the reader's own from a path, on the CPU.
 
     `folder` replaces the data folder; `download=True` fetches an absent set first. `classes`, `per_class`,
-    `test_per_class` and `seed` choose what `ImageSet.subset` would choose, and images that are not chosen are not
+    `test_per_class` and `seed` choose what :meth:`ImageSet.subset` would choose, and images that are not chosen are not
     decoded. A folder of the reader's that is called like a set of the book, `mnist`, goes by the name `folder mnist`.
 
     Raises ValueError for an unknown name, a damaged file (with both checksums), fewer than two classes, an empty class
@@ -600,7 +602,7 @@ def _short(items: Sequence) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`fetch` and `list`; returns the exit status."""
+    """The commands `fetch` and `list`; returns the exit status, 2 where :func:`fetch` raises ValueError."""
     parser = argparse.ArgumentParser(prog="python -m lib.data.images", description="Fetch and list the image sets.")
     commands = parser.add_subparsers(dest="command", required=True)
     fetching = commands.add_parser("fetch", help="download sets that are not in the data folder yet")

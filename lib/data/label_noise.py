@@ -29,6 +29,8 @@ def corrupt(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
     for a redrawn label may be the old one. `corrupted` marks the redrawn samples, the set of the paper's sum, whether
     or not their label has changed.
 
+    Source: Nguyen et al. (2023), section 4.1.
+
     Parameters
     ----------
     y_true
@@ -51,7 +53,13 @@ def corrupt(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
     ValueError
         For `eta` outside `[0, 1]`, and labels of another shape or dtype or outside `0..K-1`.
 
-    Source: Nguyen et al. (2023), section 4.1.
+    Examples
+    --------
+    >>> noise = corrupt(torch.zeros(1000, dtype=torch.int64), K=10, eta=0.5, seed=0)
+    >>> round(noise.corrupted.double().mean().item(), 1)
+    0.5
+    >>> bool((noise.changed <= noise.corrupted).all())  # a redrawn label may stay
+    True
     """
     _check(y_true, K, eta)
     generator = torch.Generator().manual_seed(seed)
@@ -68,10 +76,15 @@ def latent_classes(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
     the observed label :math:`K + k`. There are 2K observed classes then, and two of them have the same kind of images:
     telling them apart is possible only sample by sample. `corrupted` marks the samples of the new classes.
 
-    Parameters, result and errors are those of :func:`corrupt`; `y_observed` is in `0..2K-1`. With one seed, what a
-    smaller `eta` splits off a larger one does as well.
+    Parameters (labels `(N,)`), result and errors are those of :func:`corrupt`; `y_observed` is in `0..2K-1`. With one
+    seed, what a smaller `eta` splits off a larger one does as well.
 
     Source: Nguyen et al. (2023), appendix A.1.3.
+
+    >>> y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> noise = latent_classes(y, K=2, eta=0.25, seed=0)
+    >>> torch.bincount(noise.y_observed).tolist()
+    [3, 3, 1, 1]
     """
     _check(y_true, K, eta)
     order = torch.randperm(len(y_true), generator=torch.Generator().manual_seed(seed)).to(y_true.device)

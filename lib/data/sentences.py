@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_SENTENCES = 4_000_000  # what `SentenceTask.enumerate` is willing to list
-MAX_LATENTS = 2_000_000  # what `all_latents` is willing to list
+#: How many sentences :meth:`SentenceTask.enumerate` is willing to list.
+MAX_SENTENCES = 4_000_000
+#: How many latent variables :func:`all_latents` is willing to list.
+MAX_LATENTS = 2_000_000
 
 _LATENTS, _WORDS = 0, 1  # one seed, two independent streams: latent variables and words never share numbers
 
@@ -36,6 +38,11 @@ class SentenceTask:
     Raises ValueError when a value is out of range, a frequency is not positive, or the frequencies do not sum to 1.
 
     Source: Laurent et al., section 3 "Notation" and appendix A.3.
+
+    >>> latents = torch.tensor([[0, 1, 0], [1, 1, 0]])
+    >>> task = SentenceTask(latents, uniform_frequencies(3), n_c=2)
+    >>> task.K, task.L, task.s_c, task.n_w
+    (2, 3, 3, 6)
     """
 
     latents: Tensor
@@ -76,6 +83,13 @@ class SentenceTask:
 
         Returns `x` (K n_spl, L) int64, word indices in 0 ... n_w-1, and `y` (K n_spl,) int64, sorted by class.
         Raises ValueError when `n_spl` is below 1 or the seed is not a non-negative integer.
+
+        >>> task = sentence_task(n_c=2, n_w=6, L=3)
+        >>> x, y = task.sample(n_spl=5, seed=0)
+        >>> tuple(x.shape), tuple(y.shape)
+        ((40, 3), (40,))
+        >>> bool((x // task.s_c == task.latents[y]).all())  # words belong to their concepts
+        True
         """
         _positive("n_spl", n_spl)
         cumulated = np.cumsum(self.frequencies.numpy())
@@ -90,9 +104,13 @@ class SentenceTask:
 
         Returns `x` (K s_c^L, L) int64, `y` (K s_c^L,) int64 and `p` (K s_c^L,) float64,
         :math:`p = \mathcal D_{\mathbf z_y}(\{\mathbf x\}) = \prod_\ell \mu_{\beta_\ell}`; it sums to 1 per class.
-        Raises ValueError when there are more than `MAX_SENTENCES` of them.
+        Raises ValueError when there are more than :data:`MAX_SENTENCES` of them.
 
         Source: Laurent et al., appendix A.3.
+
+        >>> x, y, p = sentence_task(n_c=2, n_w=4, L=1, frequencies="zipf").enumerate()
+        >>> x.tolist(), y.tolist(), p.round(decimals=3).tolist()
+        ([[0], [1], [2], [3]], [0, 0, 1, 1], [0.667, 0.333, 0.667, 0.333])
         """
         size = self.K * self.s_c**self.L
         if size > MAX_SENTENCES:
@@ -112,6 +130,12 @@ class SentenceTask:
                   = \prod_{\ell=1}^L \mathbf 1_{\{\alpha_\ell = z_{k,\ell}\}}\, \mu_{\beta_\ell}
 
         `x`: (N, L) int64 word indices. Returns (N, K) float64. Source: Laurent et al., appendix A.3.
+
+        >>> task = sentence_task(n_c=2, n_w=4, L=2)
+        >>> task.latents.tolist()
+        [[0, 0], [0, 1], [1, 0], [1, 1]]
+        >>> task.density(torch.tensor([[0, 3]])).tolist()  # a word of concept 0, then one of 1
+        [[0.0, 0.25, 0.0, 0.0]]
         """
         alpha, beta = x // self.s_c, x % self.s_c
         matches = (alpha[:, None, :] == self.latents.to(x.device)[None, :, :]).all(dim=2)
@@ -123,12 +147,19 @@ def sentence_task(
 ) -> SentenceTask:
     r"""A task whose classes are K distinct latent variables, drawn uniformly from the :math:`n_c^L` possible ones.
 
-    `K=None` takes all of them. `frequencies` is "uniform", "zipf", or the (n_w / n_c,) frequencies themselves.
+    `K=None` takes all of them. `frequencies` is "uniform", "zipf", or the `(n_w / n_c,)` frequencies themselves.
 
     Raises ValueError when a size is not a positive integer, n_w is not a multiple of n_c, K exceeds :math:`n_c^L`, the
     name is unknown, or the given frequencies are not positive, do not sum to 1, or are not n_w / n_c many.
 
     Source: Laurent et al., section 2.1.
+
+    >>> task = sentence_task(n_c=3, n_w=12, L=4, K=5)
+    >>> tuple(task.latents.shape), task.s_c
+    ((5, 4), 4)
+    >>> sentence_task(n_c=3, n_w=10, L=4)
+    Traceback (most recent call last):
+    ValueError: n_w = 10 is not a multiple of n_c = 3: every concept has the same number of words
     """
     for name, value in (("n_c", n_c), ("n_w", n_w), ("L", L)):
         _positive(name, value)
@@ -152,13 +183,25 @@ def sentence_task(
 
 
 def uniform_frequencies(s_c: int) -> Tensor:
-    r""":math:`\mu_\beta = 1/s_c`, as (s_c,) float64. Source: Laurent et al., section 3 "Notation"."""
+    r"""Words that are equally frequent, :math:`\mu_\beta = 1/s_c`, as `(s_c,)` float64.
+
+    Raises ValueError unless `s_c` is a positive integer. Source: Laurent et al., section 3 "Notation".
+
+    >>> uniform_frequencies(4).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
     _positive("s_c", s_c)
     return torch.full((s_c,), 1 / s_c, dtype=torch.float64)
 
 
 def zipf_frequencies(s_c: int) -> Tensor:
-    r"""Zipf's law :math:`\mu_\beta = C/\beta`, as (s_c,) float64. Source: Laurent et al., section 2.2."""
+    r"""Zipf's law :math:`\mu_\beta = C/\beta`, as `(s_c,)` float64.
+
+    Raises ValueError unless `s_c` is a positive integer. Source: Laurent et al., section 2.2.
+
+    >>> zipf_frequencies(3).round(decimals=4).tolist()  # 6, 3 and 2 elevenths
+    [0.5455, 0.2727, 0.1818]
+    """
     _positive("s_c", s_c)
     weights = 1 / torch.arange(1, s_c + 1, dtype=torch.float64)
     return weights / weights.sum()
@@ -170,7 +213,10 @@ def zipf_frequencies(s_c: int) -> Tensor:
 def all_latents(n_c: int, L: int) -> Tensor:
     r"""All of :math:`\mathcal Z = \{0, \dots, n_c-1\}^L` in lexicographic order, (n_c^L, L) int64.
 
-    Raises ValueError when there are more than `MAX_LATENTS`.
+    Raises ValueError when a size is not a positive integer, or there are more than :data:`MAX_LATENTS`.
+
+    >>> all_latents(n_c=2, L=2).tolist()
+    [[0, 0], [0, 1], [1, 0], [1, 1]]
     """
     _positive("n_c", n_c)
     _positive("L", L)
@@ -186,6 +232,10 @@ def random_latents(n_c: int, L: int, K: int, seed: int, distinct: bool = True) -
     :math:`n_c^L`.
 
     Source: Laurent et al., section 2.1, and "mutually distinct" in Theorem 1.
+
+    >>> latents = random_latents(n_c=3, L=2, K=9, seed=0)
+    >>> len(latents.unique(dim=0))  # all of them, for they are distinct
+    9
     """
     for name, value in (("n_c", n_c), ("L", L), ("K", K)):
         _positive(name, value)
@@ -203,7 +253,11 @@ def random_latents(n_c: int, L: int, K: int, seed: int, distinct: bool = True) -
 
 
 def latent_distances(latents: Tensor) -> Tensor:
-    r"""Hamming distance :math:`\mathrm{dist}(\mathbf z_j, \mathbf z_k)` of all pairs: (K, L) to (K, K) int64."""
+    r"""Hamming distance :math:`\mathrm{dist}(\mathbf z_j, \mathbf z_k)` of all pairs: `(K, L)` to `(K, K)` int64.
+
+    >>> latent_distances(torch.tensor([[0, 1, 2], [0, 1, 1], [1, 2, 0]])).tolist()
+    [[0, 1, 3], [1, 0, 3], [3, 3, 0]]
+    """
     distances = torch.zeros(len(latents), len(latents), dtype=torch.int64, device=latents.device)
     for position in latents.T:
         distances += position[:, None] != position[None, :]
@@ -214,7 +268,13 @@ def latent_distances(latents: Tensor) -> Tensor:
 
 
 def zeta(x: Tensor, n_w: int) -> Tensor:
-    r"""One-hot words :math:`\zeta(\mathbf x)`: (..., L) indices to (..., n_w, L) float64. Source: eqs. (11), (12)."""
+    r"""One-hot words :math:`\zeta(\mathbf x)`: `(..., L)` indices to `(..., n_w, L)` float64.
+
+    Source: Laurent et al., eqs. (11), (12).
+
+    >>> zeta(torch.tensor([2, 0]), n_w=3).tolist()
+    [[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+    """
     return torch.nn.functional.one_hot(x, n_w).to(torch.float64).transpose(-1, -2)
 
 
@@ -222,19 +282,31 @@ def concept_matrices(latents: Tensor, n_c: int) -> Tensor:
     r"""The matrices :math:`Z_k = [\mathbf e_{z_{k,1}} | \dots | \mathbf e_{z_{k,L}}]`: (K, L) to (K, n_c, L) float64.
 
     Source: Laurent et al., eq. (22).
+
+    >>> concept_matrices(torch.tensor([[0, 1, 1]]), n_c=2).tolist()
+    [[[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]]
     """
     return zeta(latents, n_c)
 
 
 def partition_matrix(n_c: int, s_c: int) -> Tensor:
-    r"""P, (n_c, n_c s_c) float64, with :math:`P\,\zeta(\alpha, \beta) = \mathbf e_\alpha`. Source: eqs. (24), (25)."""
+    r"""P, `(n_c, n_c s_c)` float64, with :math:`P\,\zeta(\alpha, \beta) = \mathbf e_\alpha`.
+
+    Source: Laurent et al., eqs. (24), (25).
+
+    >>> partition_matrix(n_c=2, s_c=2).tolist()
+    [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
+    """
     return torch.eye(n_c, dtype=torch.float64).repeat_interleave(s_c, dim=1)
 
 
 def frequency_matrix(n_c: int, frequencies: Tensor) -> Tensor:
-    r"""Q, (n_c, n_c s_c) float64, with :math:`Q\,\zeta(\alpha, \beta) = \mu_\beta \mathbf e_\alpha`.
+    r"""Q, `(n_c, n_c s_c)` float64, with :math:`Q\,\zeta(\alpha, \beta) = \mu_\beta \mathbf e_\alpha`.
 
     Source: Laurent et al., eqs. (27), (28).
+
+    >>> frequency_matrix(2, torch.tensor([0.75, 0.25], dtype=torch.float64)).tolist()
+    [[0.75, 0.25, 0.0, 0.0], [0.0, 0.0, 0.75, 0.25]]
     """
     return torch.kron(torch.eye(n_c, dtype=torch.float64), frequencies[None, :])
 
@@ -248,10 +320,14 @@ def symmetry_counts(latents: Tensor, n_c: int, chunk: int = 512) -> Tensor:
     .. math:: N_{k,r,\ell,\alpha} = |\{k' : \mathrm{dist}(\mathbf z_k, \mathbf z_{k'}) = r,\; z_{k',\ell} = \alpha\}|,
               \qquad r = 1, \dots, L
 
-    `latents`: (K, L). Returns (K, L, L, n_c) int64 with axes k, r-1, l, alpha. Exact; `chunk` rows of the distance
-    matrix are in memory at a time.
+    `latents`: `(K, L)`. Returns `(K, L, L, n_c)` int64 with axes k, r-1, l, alpha. Exact; `chunk` rows of the distance
+    matrix are in memory at a time. Raises ValueError for latents that are not `(K, L)` integers in `0..n_c-1`.
 
     Source: Laurent et al., eq. (6), repeated as eq. (35).
+
+    >>> counts = symmetry_counts(all_latents(n_c=2, L=2), n_c=2)
+    >>> counts[0].tolist()  # around (0, 0): (0, 1) and (1, 0) at distance 1, (1, 1) at 2
+    [[[1, 1], [1, 1]], [[0, 1], [0, 1]]]
     """
     _check_latents(latents, n_c)
     K, L = latents.shape
@@ -270,7 +346,12 @@ def symmetric_counts(latents: Tensor, n_c: int) -> Tensor:
     .. math:: \tfrac{K}{n_c^L} \tbinom{L-1}{r} (n_c-1)^r \text{ if } z_{k,\ell} = \alpha, \qquad
               \tfrac{K}{n_c^L} \tbinom{L-1}{r-1} (n_c-1)^{r-1} \text{ otherwise}
 
-    Returns (K, L, L, n_c) float64 with the axes of `symmetry_counts`. Source: Laurent et al., eq. (6).
+    Returns `(K, L, L, n_c)` float64 with the axes of :func:`symmetry_counts`. Raises ValueError as that does. Source:
+    Laurent et al., eq. (6).
+
+    >>> latents = all_latents(n_c=3, L=2)  # which is symmetric
+    >>> bool((symmetric_counts(latents, 3) == symmetry_counts(latents, 3)).all())
+    True
     """
     _check_latents(latents, n_c)
     K, L = latents.shape
@@ -289,8 +370,15 @@ def symmetry_deviation(latents: Tensor, n_c: int) -> float:
     .. math:: \Big(\sum_{k,r,\ell,\alpha} (N_{k,r,\ell,\alpha} - S_{k,r,\ell,\alpha})^2
               \Big/ \sum_{k,r,\ell,\alpha} S_{k,r,\ell,\alpha}^2\Big)^{1/2}
 
-    with N from `symmetry_counts` and S from `symmetric_counts`. Both sums run over everything at once: the nearly
-    empty spheres of small radius do not drown the rest. Zero exactly when the assumption holds.
+    with N from :func:`symmetry_counts` and S from :func:`symmetric_counts`, of latents `(K, L)`. Both sums run over
+    everything at once: the nearly empty spheres of small radius do not drown the rest. Zero exactly when the assumption
+    holds.
+
+    >>> symmetry_deviation(all_latents(n_c=3, L=3), n_c=3)
+    0.0
+    >>> few = random_latents(n_c=3, L=3, K=9, seed=0)
+    >>> symmetry_deviation(few, n_c=3) > 0.1
+    True
     """
     predicted = symmetric_counts(latents, n_c)
     return float((symmetry_counts(latents, n_c) - predicted).norm() / predicted.norm())
@@ -299,7 +387,10 @@ def symmetry_deviation(latents: Tensor, n_c: int) -> float:
 def sphere_sizes(latents: Tensor) -> Tensor:
     r"""Number of latent variables at distance r from the k-th, :math:`|S_r(k)|`.
 
-    `latents`: (K, L). Returns (K, L) int64 with axes k, r-1. Source: Laurent et al., eq. (36).
+    `latents`: `(K, L)`. Returns `(K, L)` int64 with axes k, r-1. Source: Laurent et al., eq. (36).
+
+    >>> sphere_sizes(all_latents(n_c=3, L=2))[0].tolist()  # L (n_c - 1) and (n_c - 1)^2
+    [4, 4]
     """
     distances = latent_distances(latents)
     return torch.stack([(distances == r).sum(dim=1) for r in range(1, latents.shape[1] + 1)], dim=1)
@@ -309,7 +400,7 @@ def sphere_sizes(latents: Tensor) -> Tensor:
 
 
 def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
-    r"""Dimension of the space of symmetric :math:`A \in \mathbb R^{n_c \times n_c}` that solve the linear system
+    r"""Dimension of the space of symmetric :math:`A \in \mathbb R^{n_c \times n_c}` that solve a linear system:
 
     .. math:: \langle A, \Gamma^{(j,k)} - \Gamma^{(j',k')} \rangle_F = 0 \quad\text{whenever}\quad
               \mathrm{dist}(\mathbf z_j, \mathbf z_k) = \mathrm{dist}(\mathbf z_{j'}, \mathbf z_{k'}),
@@ -320,7 +411,11 @@ def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
     eliminated in exact arithmetic. Assumption B holds exactly when the dimension is that of the span of :math:`I` and
     :math:`\mathbf 1 \mathbf 1^T`: 2 for n_c >= 2.
 
-    `latents`: (K, L); `chunk` rows j at a time. Source: Laurent et al., eqs. (43), (44).
+    `latents`: `(K, L)`; `chunk` rows j at a time. Raises ValueError as :func:`symmetry_counts`. Source: Laurent et al.,
+    eqs. (43), (44).
+
+    >>> assumption_b_dimension(all_latents(n_c=3, L=2), n_c=3)
+    2
     """
     _check_latents(latents, n_c)
     K, L = latents.shape

@@ -6,7 +6,11 @@ are `(K, d)`. Where a function says `...`, several runs may be given at once: fe
 the device of the input (half precision is computed in float32).
 
 A network's features do not fit in memory at once: :class:`ClassStatistics` takes them batch by batch, and
-:func:`measure` collects every measure of any PyTorch model from one pass over its data.
+:func:`measure` collects every measure of any PyTorch model from one pass over its data, and :class:`Tracker` does so
+again and again while the model trains.
+
+PyTorch and NumPy are all that it imports. Pictures import matplotlib when they are drawn, :func:`structure` networkx
+when it is called.
 """
 
 from lib.metrics.formulas import (
@@ -27,6 +31,7 @@ from lib.metrics.formulas import (
 )
 from lib.metrics.streaming import COLUMNS, PENULTIMATE, ClassStatistics, Measures, measure
 from lib.metrics.structure import structure
+from lib.metrics.tracker import Tracker
 
 __all__ = [
     "class_means",
@@ -47,6 +52,7 @@ __all__ = [
     "ClassStatistics",
     "Measures",
     "measure",
+    "Tracker",
     "COLUMNS",
     "PENULTIMATE",
 ]

@@ -2,12 +2,14 @@ r"""The same measures batch by batch: class statistics in bounded memory, and :f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from difflib import get_close_matches
 from html import escape
 from math import inf, nan
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -137,7 +139,20 @@ class ClassStatistics:
 
 
 class Measures(list):
-    """What :func:`measure` found: one dictionary for each layer. Prints as a table, and shows as one in a notebook."""
+    """What :func:`measure` found: one dictionary for each layer. Prints as a table, and shows as one in a notebook.
+
+    `K` is the number of classes. Where a test loader was given the rows have an entry `dilation` as well.
+    """
+
+    def __init__(self, rows: Iterable[dict] = (), K: int | None = None):
+        super().__init__(rows)
+        self.K = K
+
+    def plot(self):
+        """A matplotlib figure over the layers: NC1 (and dilation), relative spread, NC2 to NC4, rank of the means."""
+        from lib.metrics.pictures import over_layers  # matplotlib is imported by who wants a picture
+
+        return over_layers(self)
 
     def __str__(self) -> str:
         columns = [_aligned(column, left=i == 0) for i, column in enumerate(zip(*self._cells(), strict=True))]
@@ -153,7 +168,10 @@ class Measures(list):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
     def _cells(self) -> list[list[str]]:
-        return [list(COLUMNS), *([_cell(row[column]) for column in COLUMNS] for row in self)]
+        columns = list(COLUMNS)
+        if any("dilation" in row for row in self):
+            columns.insert(columns.index("nc1") + 1, "dilation")
+        return [columns, *([_cell(row.get(column)) for column in columns] for row in self)]
 
 
 COLUMNS = (
@@ -171,20 +189,24 @@ def measure(
     head: str | None = None,
     K: int | None = None,
     nc4: bool = False,
-    reduce: str = "mean",
+    reduce: str | Callable[[Tensor], Tensor] = "mean",
+    test_loader: Iterable | Callable[[], Iterable] | None = None,
 ) -> Measures:
     r"""Every measure of collapse of a model's features, from one pass over the data and in bounded memory.
 
     Of each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), never the features of
-    more than one batch. The model is in evaluation mode meanwhile, without gradients, and is left as it was found.
+    more than one batch. The model is in evaluation mode meanwhile, without gradients, and is left as it was found. So
+    are the generators of random numbers: PyTorch's, Python's and NumPy's global ones, and those of the loaders.
 
     Parameters
     ----------
     model
-        Any PyTorch model that takes a batch `x`.
+        Any PyTorch model that takes a batch `x`; as `model(*x)` where x is a tuple or list, and as `model(**x)` where
+        it is a mapping.
     loader
         Batches `(x, y, ...)` with labels `y: (n_samples,)` in `0..K-1`: a DataLoader, a list, or a function without
-        arguments that returns an iterable, such as a generator function.
+        arguments that returns an iterable, such as a generator function. Of a batch that is a mapping the entry
+        `labels` or `label` is y, and the others are x.
     layers
         Names of submodules as in `model.named_modules()`, whose outputs are the features, or `"penultimate"`, the input
         of the head, which is the default. Of a module that runs several times in a pass, the last output counts, and of
@@ -202,7 +224,11 @@ def measure(
         pass over the data.
     reduce
         What becomes of positions: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
-        dimensions but one) and tokens `(N, T, d)` over `T`; `"flatten"` makes one long vector of each sample.
+        dimensions but one) and tokens `(N, T, d)` over `T`; `"flatten"` makes one long vector of each sample. Or a
+        function of what the layer gives that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token.
+    test_loader
+        Samples that the model was not trained on, in batches like those of `loader`. With them each row has
+        `dilation`: :func:`dilation`, NC1 of these, from another pass.
 
     Returns
     -------
@@ -210,7 +236,7 @@ def measure(
         One dictionary for each layer: `layer`, `d`, `samples`; `nc1`, `relative_spread`; `nc2_etf` of the class means
         centred with the global mean, `nc2_of` of the class means as they are; `nc3` and `nc4` for `"penultimate"`, None
         for other layers; `numerical_rank` of the centred means and `condition_number`, over the `min(K - 1, d)`
-        directions that they can span.
+        directions that they can span. With a `test_loader` also `dilation`.
 
     Raises
     ------
@@ -219,8 +245,8 @@ def measure(
         than 8192, labels outside `0..K-1`, an empty class or loader, `K < 2`, features that are not finite, and `nc4`
         without `"penultimate"` or with a loader that can be read once only.
     """
-    if reduce not in ("mean", "flatten"):
-        raise ValueError(f"reduce is {reduce!r}; it must be 'mean' or 'flatten'")
+    if not callable(reduce) and reduce not in ("mean", "flatten"):
+        raise ValueError(f"reduce is {reduce!r}; it must be 'mean' or 'flatten', or a function")
     modules = dict(model.named_modules())
     if head is None:
         head = next((name for name, module in reversed(modules.items()) if isinstance(module, nn.Linear)), None)
@@ -244,6 +270,28 @@ def measure(
     device = torch.device(device)
     hooked = {name: classifier if name == PENULTIMATE else _module(modules, name) for name in layers}
 
+    with _randomness_kept(device, loader, test_loader):
+        statistics = _collected(model, loader, hooked, K, device, reduce)
+        rows = Measures((_row(name, statistics[name]) for name in layers), K)
+        if PENULTIMATE in layers and fits:
+            row, means = rows[layers.index(PENULTIMATE)], statistics[PENULTIMATE].means
+            W, b = (None if p is None else p.detach() for p in (classifier.weight, getattr(classifier, "bias", None)))
+            row["nc3"] = nc3(W.to(means), means).item()
+            if nc4:
+                again = _passes(model, loader, {PENULTIMATE: classifier}, device, reduce)
+                row["nc4"] = _disagreement(again, W, b, means)
+        del statistics  # before those of the test samples are made
+        if test_loader is not None:
+            try:
+                statistics = _collected(model, test_loader, hooked, K, device, reduce)
+                rows[:] = [_beside_nc1(row, statistics[row["layer"]].nc1()) for row in rows]
+            except ValueError as error:
+                raise ValueError(f"test_loader: {error}") from error
+    return rows
+
+
+def _collected(model, loader, hooked, K, device, reduce) -> dict[str, ClassStatistics]:
+    """The class statistics of every hooked module, by name."""
     statistics: dict[str, ClassStatistics] = {}
     with closing(_passes(model, loader, hooked, device, reduce)) as passes:
         for features, y in passes:
@@ -253,16 +301,31 @@ def measure(
                 statistics[name].update(features[name], y)
     if not statistics:
         raise ValueError("the loader has no batch")
-    rows = Measures(_row(name, statistics[name]) for name in layers)
-    for row in rows:
-        if row["layer"] == PENULTIMATE and fits:
-            means = statistics[PENULTIMATE].means
-            W, b = (None if p is None else p.detach() for p in (classifier.weight, getattr(classifier, "bias", None)))
-            row["nc3"] = nc3(W.to(means), means).item()
-            if nc4:
-                again = _passes(model, loader, {PENULTIMATE: classifier}, device, reduce)
-                row["nc4"] = _disagreement(again, W, b, means)
-    return rows
+    return statistics
+
+
+@contextmanager
+def _randomness_kept(device: torch.device, *loaders):
+    """Afterwards every generator that a loader or a layer may draw from is where it was.
+
+    A DataLoader draws from PyTorch's global generator whenever it is iterated over, even in fixed order.
+    """
+    places = [place for loader in loaders for place in (loader, getattr(loader, "sampler", None))]
+    generators = [generator for place in places if isinstance(generator := _generator(place), torch.Generator)]
+    states = [generator.get_state() for generator in generators]
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def _generator(place):
+    return getattr(place, "generator", None)
 
 
 def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -286,9 +349,14 @@ def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, T
             else:
                 handles.append(module.register_forward_hook(of_output(name)))
         for batch in loader() if callable(loader) else loader:
-            x, y = batch[0].to(device, non_blocking=True), batch[1]
+            x, y = _split(batch)
             with torch.no_grad():  # in inference mode, what a model keeps for later could not be trained with
-                model(x)
+                if isinstance(x, Mapping):
+                    model(**{name: _moved(value, device) for name, value in x.items()})
+                elif isinstance(x, tuple | list):
+                    model(*(_moved(value, device) for value in x))
+                else:
+                    model(_moved(x, device))
             del batch, x  # before the loader makes the next one
             if missing := hooked.keys() - features.keys():
                 raise ValueError(f"the layer {min(missing)!r} does not run when the model does")
@@ -301,13 +369,32 @@ def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, T
             module.training = mode
 
 
-def _as_rows(name: str, output, reduce: str, copy: bool = False) -> Tensor:
+def _split(batch) -> tuple:
+    """Inputs and labels of a batch."""
+    if not isinstance(batch, Mapping):
+        return batch[0], batch[1]
+    label = next((name for name in ("labels", "label") if name in batch), None)
+    if label is None:
+        raise ValueError(f"a batch has the entries {', '.join(map(str, batch))}; 'labels' or 'label' needed")
+    return {name: value for name, value in batch.items() if name != label}, batch[label]
+
+
+def _moved(value, device: torch.device):
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+
+def _as_rows(name: str, output, reduce: str | Callable, copy: bool = False) -> Tensor:
     """Features `(n_samples, d)` made of what a module returned or was given."""
     if isinstance(output, tuple | list) and output:
         output = output[0]
     if not isinstance(output, Tensor) or output.ndim < 2:
         what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
         raise ValueError(f"the layer {name!r} gives {what}; a tensor (n_samples, ...) needed")
+    if callable(reduce):
+        output = reduce(output)
+        if not isinstance(output, Tensor) or output.ndim != 2:
+            what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
+            raise ValueError(f"reduce makes {what} of the layer {name!r}; a tensor (n_samples, d) needed")
     if output.ndim == 2:
         return output.clone() if copy else output
     if reduce == "flatten":
@@ -339,6 +426,12 @@ def _row(name: str, statistics: ClassStatistics) -> dict:
         "numerical_rank": int(numerical_rank(centred)),
         "condition_number": condition_number(centred, min(statistics.K - 1, statistics.d)).item(),
     }
+
+
+def _beside_nc1(row: dict, dilation: float) -> dict:
+    items = list(row.items())
+    items.insert(list(row).index("nc1") + 1, ("dilation", dilation))
+    return dict(items)
 
 
 def _disagreement(passes, W: Tensor, b: Tensor | None, means: Tensor) -> float:

@@ -12,10 +12,13 @@ paper's strongly regular (SRG) solution, the cycle of length four its square gra
 from __future__ import annotations
 
 from math import comb
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:  # networkx is imported where a graph is made: the measures of a network need none
+    import networkx as nx
 
 DNC, SRG, SQUARE, OTHER = "DNC", "SRG", "square graph", "other"
 
@@ -77,6 +80,8 @@ def cosines(means: Tensor) -> Tensor:
 
 
 def _of_gram(gram: Tensor, tol: float) -> str:
+    import networkx as nx
+
     norms = gram.diagonal().clamp(min=0).sqrt()
     if norms.mean() == 0 or ((norms - norms.mean()).abs() > tol * norms.mean()).any():
         return OTHER
@@ -104,6 +109,8 @@ def _of_gram(gram: Tensor, tol: float) -> str:
 
 def _root(component: nx.Graph) -> nx.Graph:
     """The graph whose line graph a connected graph is; networkx takes no single vertex, which is that of an edge."""
+    import networkx as nx
+
     return nx.path_graph(2) if len(component) == 1 else nx.inverse_line_graph(component)
 
 
@@ -126,6 +133,8 @@ def _sets(means: Tensor, tol: float) -> str:
 
 def _described(graph: nx.Graph) -> str:
     """Its usual name, or its degrees."""
+    import networkx as nx
+
     size, edges = len(graph), graph.number_of_edges()
     if edges == comb(size, 2):
         return f"the complete graph on {size}"

@@ -41,6 +41,8 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
     positions, and the features :math:`h(x) \in \mathbb R^{512w}` of neural collapse are what comes out of it and goes
     into `fc`. They are not negative, for the last operation of a block is a ReLU.
 
+    Source: He et al. (2016); Tirer & Bruna, Figures 5 and 10, who name the network and not its stem.
+
     Parameters
     ----------
     K
@@ -59,7 +61,11 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
     ValueError
         If `K` is below 2, `channels` below 1, or `width` not a positive number that leaves one feature map.
 
-    Source: He et al. (2016); Tirer & Bruna, Figures 5 and 10, who name the network and not its stem.
+    Examples
+    --------
+    >>> model = resnet18(K=10, width=1 / 8)
+    >>> model.fc
+    Linear(in_features=64, out_features=10, bias=True)
     """
     _check_classes(K)
     positive_integers(channels=channels)
@@ -108,6 +114,8 @@ def mlp(
     :math:`\mathbb R^M` go into `fc` as they are, and `model.features(x)` returns them. Neither activation is negative.
     Images are flattened.
 
+    Source: Nguyen et al. (2023), section 4 and their published code, which counts the layer of features in the depth.
+
     Parameters
     ----------
     inputs
@@ -130,7 +138,12 @@ def mlp(
     ValueError
         For a number that is not a positive integer, fewer than 2 classes, or an unknown activation.
 
-    Source: Nguyen et al. (2023), section 4 and their published code, which counts the layer of features in the depth.
+    Examples
+    --------
+    >>> model = mlp(inputs=4, M=3, K=2, width=8, depth=2)
+    >>> x = torch.zeros(5, 4)
+    >>> tuple(model.features(x).shape), tuple(model(x).shape)
+    ((5, 3), (5, 2))
     """
     positive_integers(inputs=inputs, M=M, width=width, depth=depth)
     _check_classes(K)
@@ -179,6 +192,8 @@ def vgg13(
     pixel; with sides that are multiples of 32 that changes nothing. The features :math:`h(x) \in \mathbb R^{512w}`, not
     negative, go into `fc`, the only fully connected layer; `model.features(x)` returns them.
 
+    Source: Simonyan & Zisserman (2015), configuration B; Nguyen et al. (2023), their published code.
+
     Parameters
     ----------
     K
@@ -200,7 +215,11 @@ def vgg13(
     ValueError
         If `K` is below 2, `channels` below 1, or `width` not a positive number that leaves one feature map.
 
-    Source: Simonyan & Zisserman (2015), configuration B; Nguyen et al. (2023), their published code.
+    Examples
+    --------
+    >>> model = vgg13(K=10, width=1 / 16)
+    >>> model.fc
+    Linear(in_features=32, out_features=10, bias=True)
     """
     _check_classes(K)
     positive_integers(channels=channels)
@@ -298,6 +317,9 @@ def resnet20(
     `model.features(x)` is :math:`H_1` as rows `(N, 64w)`; `model.layers(x)` is the list :math:`H_1, \tilde H_2, \dots,
     \tilde H_{L+1}`, the last of which are the scores; `model.head` has the matrices :math:`W_1, \dots, W_L`.
 
+    Source: He et al. (2016), section 4.2; Súkeník et al. (2024), section 3, who print neither the initial weights nor
+    the kind of shortcuts.
+
     Parameters
     ----------
     K
@@ -317,8 +339,11 @@ def resnet20(
     ValueError
         If `K` is below 2, a number is not a positive integer, or `width` leaves no feature map.
 
-    Source: He et al. (2016), section 4.2; Súkeník et al. (2024), section 3, who print neither the initial weights nor
-    the kind of shortcuts.
+    Examples
+    --------
+    >>> model = resnet20(K=10, head_layers=3, head_width=32)
+    >>> [tuple(W.weight.shape) for W in model.head]
+    [(32, 64), (32, 32), (10, 32)]
     """
     _check_classes(K)
     positive_integers(channels=channels, head_layers=head_layers, head_width=head_width)

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 def layer_norm(V: Tensor) -> Tensor:
     r"""LayerNorm without learnable parameters, :math:`\varphi(v) = (v - \operatorname{mean}(v)\mathbf 1)/\sigma(v)`.
 
+    Source: section 3, "Word embeddings, LayerNorm, and word representations".
+
     Parameters
     ----------
     V
@@ -28,14 +30,22 @@ def layer_norm(V: Tensor) -> Tensor:
         Same shape; each vector has mean 0 and norm :math:`\sqrt d`. No epsilon is added under the root: the paper's
         formula has none, and with one the result would depend on the scale of `V`.
 
-    Source: section 3, "Word embeddings, LayerNorm, and word representations".
+    Examples
+    --------
+    >>> layer_norm(torch.tensor([1.0, 3.0, 1.0, 3.0])).tolist()
+    [-1.0, 1.0, -1.0, 1.0]
     """
     centred = V - V.mean(-1, keepdim=True)
     return centred * centred.square().mean(-1, keepdim=True).rsqrt()
 
 
 def word_features(W: Tensor, normalize: bool = False) -> Tensor:
-    r"""What the linear layer sees of each word: `W` itself for `h`, :math:`\varphi(W)` for `h*`; shape `(n_w, d)`."""
+    r"""What the linear layer sees of each word: `W` itself for `h`, :math:`\varphi(W)` for `h*`; shape `(n_w, d)`.
+
+    >>> W = torch.tensor([[1.0, 3.0]])
+    >>> word_features(W).tolist(), word_features(W, normalize=True).tolist()
+    ([[1.0, 3.0]], [[-1.0, 1.0]])
+    """
     return layer_norm(W) if normalize else W
 
 
@@ -60,6 +70,13 @@ def scores(W: Tensor, U: Tensor, x: Tensor, normalize: bool = False) -> Tensor:
     ------
     ValueError
         If the widths of `W` and `U`, or the lengths of `U` and `x`, differ.
+
+    Examples
+    --------
+    >>> W = torch.eye(2)  # two words
+    >>> U = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[0.0, 1.0], [3.0, 0.0]]])  # K = L = 2
+    >>> scores(W, U, torch.tensor([[0, 1], [1, 0]])).tolist()
+    [[3.0, 0.0], [0.0, 4.0]]
     """
     if W.shape[-1] != U.shape[-1]:
         raise ValueError(f"W has embeddings of width d={W.shape[-1]}, U expects d={U.shape[-1]}")
@@ -94,55 +111,27 @@ def empirical_risk(
     -------
     Tensor
         A scalar, differentiable in `W` and `U`.
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1])
+    >>> W, U = torch.zeros(4, 3), torch.zeros(2, 2, 3)
+    >>> round(empirical_risk(W, U, x, y, lam=0.1).item(), 4)  # log 2 at zero
+    0.6931
     """
     losses = F.cross_entropy(scores(W, U, x, normalize), y, reduction="mean" if weights is None else "none")
     data_term = losses if weights is None else losses @ weights.to(losses)
     return data_term + weight_decay(W, U, lam, normalize)
 
 
-class _GatherSum(torch.autograd.Function):
-    """Sum of rows of a table, one bag of rows per sentence; its transpose is again a sum of rows."""
-
-    @staticmethod
-    def forward(ctx, table, plan):
-        ctx.plan = plan
-        return F.embedding_bag(plan.rows, table, mode="sum")
-
-    @staticmethod
-    def backward(ctx, gradient):
-        plan = ctx.plan
-        return F.embedding_bag(plan.sentences, gradient, plan.offsets, mode="sum"), None
-
-
-class _Products(torch.autograd.Function):
-    """The L matrices W U_l^T as one tensor (L, n_w, K), position by position: U is never copied into another layout."""
-
-    @staticmethod
-    def forward(ctx, W, U):
-        ctx.save_for_backward(W, U)
-        V = W.new_empty(U.shape[1], len(W), len(U))
-        for position, block in enumerate(V):
-            torch.mm(W, U[:, position].T, out=block)
-        return V
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        W, U = ctx.saved_tensors
-        by_W, by_U = torch.zeros_like(W), torch.empty_like(U)
-        for position, block in enumerate(gradient):
-            by_W.addmm_(block, U[:, position])
-            by_U[:, position] = block.T @ W
-        return by_W, by_U
-
-
 class SentenceSet:
-    r"""Sentences prepared for full-batch scoring; calling it gives the same scores as :func:`scores`, faster.
+    r"""Sentences prepared for full-batch training: their mean cross-entropy with its gradients, in one pass.
 
-    The scores depend on the weights through :math:`V_\ell = W U_\ell^T` alone (`L` matrices of shape `(n_w, K)`, the
-    matrix :math:`W^T\hat U` of appendix G), and a sentence adds one row of each. Computing these products costs
-    :math:`L n_w K d` multiplications whatever the number of sentences, after which a sentence costs `L K` additions
-    instead of `L K d` multiplications.
+    Two ways to the scores, the cheaper one is taken. Directly, as in :func:`scores`, a sentence costs
+    :math:`L K d` multiplications. Or the scores are read off the products :math:`V_\ell = W U_\ell^T` (`L` matrices of
+    shape `(n_w, K)`, the matrix :math:`W^T\hat U` of appendix G): these cost :math:`L n_w K d` multiplications
+    whatever the number of sentences, after which a sentence adds up `L` rows. Either way sentences pass
+    block by block, and the softmax outputs are kept for the gradients, which are sums over the same rows.
 
     Parameters
     ----------
@@ -155,45 +144,126 @@ class SentenceSet:
     ------
     ValueError
         If a word is not in the vocabulary, or, when called, if the sizes of `W` or `U` do not fit the sentences.
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[0, 1], [2, 0]]), torch.tensor([0, 1])
+    >>> # log 2
+    >>> round(
+    ...     SentenceSet(x, n_w=3)
+    ...     .cross_entropy(torch.ones(3, 4), torch.zeros(2, 2, 4), y)
+    ...     .item(),
+    ...     4,
+    ... )
+    0.6931
     """
 
     def __init__(self, x: Tensor, n_w: int):
         if x.min() < 0 or x.max() >= n_w:  # a row of another position's matrix otherwise
             raise ValueError(f"x has words {int(x.min())} to {int(x.max())}; they are 0..n_w - 1 = {n_w - 1}")
-        self.n_w = n_w
+        self.x, self.n_w = x, n_w
         self.rows = x + n_w * torch.arange(x.shape[1], device=x.device)
-        flat = self.rows.flatten()
-        self.sentences = torch.argsort(flat, stable=True) // x.shape[1]
-        self.offsets = torch.zeros(n_w * x.shape[1], dtype=torch.long, device=x.device)
-        self.offsets[1:] = torch.bincount(flat, minlength=n_w * x.shape[1]).cumsum(0)[:-1]
+        by_word = torch.sort(x, dim=0, stable=True)  # at each position, the sentences in the order of their words
+        self.sentences = by_word.indices.T.contiguous()
+        words = torch.arange(n_w, device=x.device).expand(x.shape[1], n_w).contiguous()
+        self.offsets = torch.searchsorted(by_word.values.T.contiguous(), words)
+        self._kept = {}
 
-    def __call__(self, W: Tensor, U: Tensor, normalize: bool = False) -> Tensor:
-        """Scores `(N, K)` of `h`, or of `h*` with `normalize`; differentiable in `W: (n_w, d)` and `U: (K, L, d)`."""
-        if W.shape[-1] != U.shape[-1]:
-            raise ValueError(f"W has embeddings of width d={W.shape[-1]}, U expects d={U.shape[-1]}")
-        return self.scores_from_products(_Products.apply(word_features(W, normalize), U))
+    def cross_entropy(self, W: Tensor, U: Tensor, y: Tensor) -> Tensor:
+        """Mean cross-entropy for classes `y: (N,)` at word features `W: (n_w, d)` and `U: (K, L, d)`.
 
-    def scores_from_products(self, V: Tensor) -> Tensor:
-        r"""Scores `(N, K)` as the linear function of :math:`V` that they are; `V: (L, n_w, K)`."""
-        L = self.rows.shape[1]
-        if V.shape[:2] != (L, self.n_w):
-            raise ValueError(f"V has shape {tuple(V.shape)}; the sentences need (L, n_w, K) with L={L}, n_w={self.n_w}")
-        return _GatherSum.apply(V.flatten(0, 1), self)
+        A scalar, differentiable once in `W` and `U`.
+        """
+        (n_w, d), (L, width) = W.shape, U.shape[1:]
+        if width != d:
+            raise ValueError(f"W has embeddings of width d={d}, U expects d={width}")
+        if (n_w, L) != (self.n_w, self.x.shape[1]):
+            raise ValueError(f"W and U have n_w={n_w}, L={L}; the sentences have n_w={self.n_w}, L={self.x.shape[1]}")
+        return _MeanCrossEntropy.apply(W, U, self, y)
+
+    def _memory(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Memory that is kept from one call to the next: a fresh 100 MB costs more than the sums that fill it."""
+        kept = self._kept.get(name)
+        if kept is None or kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self._kept[name] = like.new_empty(shape)
+        return kept
+
+
+class _MeanCrossEntropy(torch.autograd.Function):
+    """Value and gradients of the mean cross-entropy of a :class:`SentenceSet`, both computed on the way forward."""
+
+    @staticmethod
+    def forward(ctx, W, U, plan, y):
+        N, L = plan.x.shape
+        K, d = U.shape[0], U.shape[2]
+        flat = U.flatten(1)
+        direct = d * (N - plan.n_w) <= 8 * N  # a gathered number costs about as much as eight multiplications
+        q = plan._memory("softmax", W, N, K)
+        if not direct:
+            V = plan._memory("products", W, L, plan.n_w, K)
+            for position, block in enumerate(V):
+                torch.mm(W, U[:, position].T, out=block)
+        total = W.new_zeros((), dtype=torch.float64)
+        by_W, by_U = torch.zeros_like(W), torch.zeros_like(flat)
+        for start in range(0, N, 1024):
+            rows = slice(start, start + 1024)
+            if direct:
+                E = F.embedding(plan.x[rows], W).flatten(1)
+                scores = E @ flat.T
+            else:
+                scores = F.embedding_bag(plan.rows[rows], V.flatten(0, 1), mode="sum")
+            log_q, own = torch.log_softmax(scores, 1), y[rows, None]
+            total -= log_q.gather(1, own).sum(dtype=torch.float64)
+            residual = torch.exp(log_q, out=q[rows])
+            residual.scatter_add_(1, own, residual.new_full(own.shape, -1.0))
+            if direct:
+                by_U.addmm_(residual.T, E)
+                by_W.index_add_(0, plan.x[rows].flatten(), (residual @ flat).view(-1, d))
+        by_U = by_U.view_as(U)
+        if not direct:
+            for position in range(L):
+                sums = F.embedding_bag(plan.sentences[position], q, plan.offsets[position], mode="sum")
+                by_W.addmm_(sums, U[:, position])
+                by_U[:, position] = sums.T @ W
+        ctx.save_for_backward(by_W.div_(N), by_U.div_(N))
+        return (total / N).to(W.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, slope):
+        by_W, by_U = ctx.saved_tensors
+        return slope * by_W, slope * by_U, None, None
 
 
 def full_batch_risk(
     sentences: SentenceSet, y: Tensor, lam: float, normalize: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """:func:`empirical_risk` of fixed sentences as a function of `(W, U)`, evaluated through :class:`SentenceSet`."""
+    """:func:`empirical_risk` of fixed sentences as a function of `(W, U)`, evaluated through :class:`SentenceSet`.
+
+    >>> x, y = torch.tensor([[0, 1], [2, 0]]), torch.tensor([0, 1])
+    >>> risk = full_batch_risk(SentenceSet(x, n_w=3), y, lam=0.1)
+    >>> W, U = torch.ones(3, 4), torch.zeros(2, 2, 4)
+    >>> torch.allclose(risk(W, U), empirical_risk(W, U, x, y, lam=0.1))
+    True
+    """
 
     def risk(W: Tensor, U: Tensor) -> Tensor:
-        return F.cross_entropy(sentences(W, U, normalize), y) + weight_decay(W, U, lam, normalize)
+        return sentences.cross_entropy(word_features(W, normalize), U, y) + weight_decay(W, U, lam, normalize)
 
     return risk
 
 
 def weight_decay(W: Tensor, U: Tensor, lam: float, normalize: bool = False) -> Tensor:
-    r""":math:`\frac\lambda2(\|U\|_F^2 + \|W\|_F^2)` for `h`, :math:`\frac\lambda2\|U\|_F^2` for `h*` (2, 3)."""
+    r"""The decay of equation 2, :math:`\frac\lambda2(\|U\|_F^2 + \|W\|_F^2)`, or of equation 3, which leaves out `W`.
+
+    The latter, for `h*`, with `normalize`. `W: (n_w, d)`, `U: (K, L, d)`; a scalar tensor.
+
+    >>> W, U = torch.ones(2, 2), torch.ones(1, 2, 2)
+    >>> weight_decay(W, U, lam=1.0).item()
+    4.0
+    >>> weight_decay(W, U, lam=1.0, normalize=True).item()
+    2.0
+    """
     decay = U.square().sum()
     if not normalize:
         decay = decay + W.square().sum()
@@ -202,11 +272,21 @@ def weight_decay(W: Tensor, U: Tensor, lam: float, normalize: bool = False) -> T
 
 @torch.no_grad()
 def predictions(W: Tensor, U: Tensor, x: Tensor, normalize: bool = False, chunk: int = 10_000) -> Tensor:
-    """The class with the highest score for each sentence, `(N,)`; sentences are scored `chunk` at a time."""
+    """The class with the highest score for each sentence, `(N,)`; sentences are scored `chunk` at a time.
+
+    >>> W, U = torch.eye(2), torch.eye(2)[:, None]
+    >>> predictions(W, U, torch.tensor([[1], [0], [1]])).tolist()
+    [1, 0, 1]
+    """
     features = word_features(W, normalize)
     return torch.cat([scores(features, U, part).argmax(1) for part in x.split(chunk)])
 
 
 def accuracy(W: Tensor, U: Tensor, x: Tensor, y: Tensor, normalize: bool = False) -> float:
-    """Fraction of sentences whose highest score is that of their own class."""
+    """Fraction of sentences `x: (N, L)` whose highest score is that of their own class `y: (N,)`; see :func:`scores`.
+
+    >>> W, U = torch.eye(2), torch.eye(2)[:, None]
+    >>> accuracy(W, U, torch.tensor([[1], [0]]), torch.tensor([1, 1]))
+    0.5
+    """
     return (predictions(W, U, x, normalize) == y).double().mean().item()

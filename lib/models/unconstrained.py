@@ -15,16 +15,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+#: The names of the losses that :func:`objective` knows, the squared error and the cross-entropy.
 LOSSES = ("mse", "ce")
 
 
 def labels(K: int, n: int, device: torch.device | str | None = None) -> Tensor:
-    r"""The classes `(K n,)` of organised features :math:`[h_{1,1}, \dots, h_{1,n}, h_{2,1}, \dots, h_{K,n}]`."""
+    r"""The classes `(K n,)` of organised features :math:`[h_{1,1}, \dots, h_{1,n}, h_{2,1}, \dots, h_{K,n}]`.
+
+    >>> labels(K=3, n=2).tolist()
+    [0, 0, 1, 1, 2, 2]
+    """
     return torch.arange(K, device=device).repeat_interleave(n)
 
 
 def one_hot(y: Tensor, K: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    r"""The targets `(K, N)` whose column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in order."""
+    r"""The targets `(K, N)` whose column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in order.
+
+    >>> one_hot(torch.tensor([0, 1, 1]), K=2).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
+    """
     return F.one_hot(y.long(), K).T.to(dtype)
 
 
@@ -32,7 +41,11 @@ def activations(H: Tensor, Ws: Sequence[Tensor], relu: bool = False) -> list[Ten
     r"""What each layer of weights multiplies: :math:`H_1 = H`, :math:`H_{l+1} = \sigma(W_l H_l)` for :math:`l < L`.
 
     `H: (..., d, N)`; :math:`\sigma` is the ReLU with `relu`, the identity otherwise. The last is the deepest level of
-    features, which the classifier :math:`W_L` reads.
+    features, which the classifier :math:`W_L` reads. `Ws`: `(..., d_out, d_in)`, from the first to the last.
+
+    >>> W1, W2 = torch.tensor([[1.0, -1.0], [-2.0, 0.0]]), torch.ones(3, 2)
+    >>> [level.tolist() for level in activations(torch.eye(2), [W1, W2], relu=True)]
+    [[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]
     """
     levels = [H]
     for W in Ws[:-1]:
@@ -42,7 +55,14 @@ def activations(H: Tensor, Ws: Sequence[Tensor], relu: bool = False) -> list[Ten
 
 
 def scores(H: Tensor, Ws: Sequence[Tensor], b: Tensor | None = None, relu: bool = False) -> Tensor:
-    r""":math:`W_L\,\sigma(W_{L-1} \cdots \sigma(W_1 H)) + b 1_N^T`, `(..., K, N)`; `b: (..., K)` or `None`."""
+    r"""The scores :math:`W_L\,\sigma(W_{L-1} \cdots \sigma(W_1 H)) + b 1_N^T`, `(..., K, N)`; `b: (..., K)` or `None`.
+
+    Other arguments as for :func:`activations`.
+
+    >>> W, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, 0.0])
+    >>> scores(torch.eye(2), [W], b).tolist()
+    [[1.5, 2.5], [3.0, 4.0]]
+    """
     Z = Ws[-1] @ activations(H, Ws, relu)[-1]
     return Z if b is None else Z + b[..., None]
 
@@ -92,6 +112,16 @@ def objective(
         For shapes that do not fit, labels outside `0..K-1` or no integers, a class without samples, fewer than two
         classes, weight decays that are not positive (`lam_b` may be 0), an unknown loss. Values of `H`, `Ws` and `b`
         are not looked at: nan in one run makes the objective of that run nan.
+
+    Examples
+    --------
+    >>> H, W, y = torch.zeros(3, 4), torch.zeros(2, 3), labels(K=2, n=2)
+    >>> objective(H, [W], y, lam_w=0.1, lam_h=0.1).item()  # of a one-hot vector
+    0.5
+    >>> round(objective(H, [W], y, lam_w=0.1, lam_h=0.1, loss="ce").item(), 4)  # log 2
+    0.6931
+    >>> round(objective(H + 1, [W], y, lam_w=0.1, lam_h=0.1).item(), 4)  # 0.5 + 12 * 0.05
+    1.1
     """
     decays = check(H, Ws, y, lam_w, lam_h, b, lam_b)
     if loss not in LOSSES:
@@ -118,7 +148,17 @@ def check(
     b: Tensor | None = None,
     lam_b: float = 0.0,
 ) -> list[float]:
-    """The weight decays, one per layer, once everything is found to be what :func:`objective` asks for."""
+    """The weight decays, one per layer, once everything is found to be what :func:`objective` asks for.
+
+    Arguments and shapes are those of :func:`objective`, and so is the ValueError that names what does not fit.
+
+    >>> H, W1, W2, y = torch.zeros(3, 4), torch.zeros(5, 3), torch.zeros(2, 5), labels(2, 2)
+    >>> check(H, [W1, W2], y, lam_w=0.1, lam_h=0.2)
+    [0.1, 0.1]
+    >>> check(H, [W2], y, lam_w=0.1, lam_h=0.2)
+    Traceback (most recent call last):
+    ValueError: W_1 has shape (2, 5), but what it multiplies has dimension 3
+    """
     if isinstance(Ws, Tensor):
         raise ValueError(f"Ws is one tensor of shape {tuple(Ws.shape)}: a list of weights is needed")
     if len(Ws) == 0:
@@ -136,7 +176,7 @@ def check(
         raise ValueError(f"the last of Ws has K={K} rows: at least two classes are needed")
     if y.shape != (N,):
         raise ValueError(f"y has shape {tuple(y.shape)}; H has N={N} columns, one label each is needed")
-    check_labels(y, K)
+    _check_labels(y, K)
     if b is not None and (b.ndim == 0 or b.shape[-1] != K):
         raise ValueError(f"b has shape {tuple(b.shape)}; K={K} entries are needed")
     runs = {name: tuple(part.shape[:-2]) for name, part in parts.items()}
@@ -154,7 +194,7 @@ def check(
     return decays
 
 
-def check_labels(y: Tensor, K: int) -> None:
+def _check_labels(y: Tensor, K: int) -> None:
     """ValueError unless `y` holds every one of the classes `0..K-1` and no other."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"y is {y.dtype}; labels are integers")
@@ -167,7 +207,12 @@ def check_labels(y: Tensor, K: int) -> None:
 
 
 def check_positive(**values: float) -> None:
-    """ValueError that names the first value that is not a positive finite number."""
+    """ValueError that names the first value that is not a positive finite number.
+
+    >>> check_positive(lam_w=0.1, lam_h=-0.1)
+    Traceback (most recent call last):
+    ValueError: lam_h=-0.1: a positive number is needed
+    """
     for name, value in values.items():
         if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value!r}: a positive number is needed")
@@ -217,6 +262,15 @@ def layer_peeled(
     ------
     ValueError
         As :func:`objective`; for `alpha` outside [0, 1), classes of different sizes, and negative features.
+
+    Examples
+    --------
+    >>> W, H, y = torch.zeros(3, 5), torch.zeros(5, 6), labels(K=3, n=2)
+    >>> round(layer_peeled(W, H, y, lam_w=0.1, lam_h=0.1, alpha=0.2).item(), 4)  # log 3
+    1.0986
+    >>> layer_peeled(W, H - 1, y, lam_w=0.1, lam_h=0.1)
+    Traceback (most recent call last):
+    ValueError: H has an entry -1: features have to be non-negative
     """
     check(H, [W], y, lam_w, lam_h, b, lam_b)
     check_smoothing(alpha)
@@ -233,19 +287,34 @@ def layer_peeled(
 
 
 def check_smoothing(alpha: float) -> None:
-    """ValueError unless `alpha` is a number in [0, 1)."""
+    """ValueError unless `alpha` is a number in [0, 1).
+
+    >>> check_smoothing(1.0)
+    Traceback (most recent call last):
+    ValueError: alpha=1.0: a number in [0, 1) is needed
+    """
     if isinstance(alpha, bool) or not (isinstance(alpha, Real) and 0 <= alpha < 1):
         raise ValueError(f"alpha={alpha!r}: a number in [0, 1) is needed")
 
 
 def check_balanced(y: Tensor, N: int) -> None:
-    """ValueError unless each of the N classes has as many labels in `y` as any other."""
+    """ValueError unless each of the N classes has as many labels in `y: (samples,)` as any other.
+
+    >>> check_balanced(torch.tensor([0, 0, 1]), N=2)
+    Traceback (most recent call last):
+    ValueError: classes have 1 to 2 samples: K of each are needed
+    """
     counts = torch.bincount(y, minlength=N)
     if counts.min() != counts.max():
         raise ValueError(f"classes have {int(counts.min())} to {int(counts.max())} samples: K of each are needed")
 
 
 def check_nonnegative(H: Tensor) -> None:
-    """ValueError that names the smallest feature if it is negative, or nan."""
+    """ValueError that names the smallest entry of `H`, of any shape, if it is negative, or nan.
+
+    >>> check_nonnegative(torch.tensor([1.0, -0.5]))
+    Traceback (most recent call last):
+    ValueError: H has an entry -0.5: features have to be non-negative
+    """
     if H.numel() and not (smallest := H.min().item()) >= 0:
         raise ValueError(f"H has an entry {smallest:.3g}: features have to be non-negative")

@@ -50,8 +50,14 @@ def bias_free(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) 
     `K` classes of `n` samples in `d` dimensions, checked where given. The minimum is :math:`c - c^2/2` for
     :math:`c \le 1` and :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, weight
     decays that are not positive, and d < K.
+
+    >>> found = bias_free(K=2, n=1, lam_w=0.1, lam_h=0.1)
+    >>> [round(number, 4) for number in (found.c, found.rho, found.objective)]
+    [0.2, 0.8, 0.18]
+    >>> bias_free(K=2, n=1, lam_w=1.0, lam_h=1.0).rho  # too strong a decay
+    0.0
     """
-    check_sizes(K, n, d)
+    _check_sizes(K, n, d)
     return _one_layer(K, n, lam_w, lam_h, 1.0)
 
 
@@ -61,8 +67,12 @@ def free_bias(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) 
     :math:`\rho = (1-c)_+\frac{K-1}K\sqrt{\lambda_W/(n\lambda_H)}`, the bias is :math:`\frac1K 1_K`, and the minimum
     :math:`\frac{K-1}K(c - c^2/2)` for :math:`c \le 1` and :math:`\frac{K-1}{2K}` beyond (Lemma B.1). Arguments and
     errors as :func:`bias_free`, but d = K - 1 is enough.
+
+    >>> found = free_bias(K=4, n=1, lam_w=0.05, lam_h=0.05)
+    >>> round(found.c, 4), round(found.rho, 4), found.bias
+    (0.2, 0.6, 0.25)
     """
-    check_sizes(K, n, d, least=K - 1)
+    _check_sizes(K, n, d, least=K - 1)
     return _one_layer(K, n, lam_w, lam_h, 0.0)
 
 
@@ -75,8 +85,16 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float, d
     :math:`\lambda_b \le c/(1-c)`, and lies strictly between a simplex and an orthogonal frame beyond.
 
     Arguments and errors as :func:`bias_free`; `lam_b` positive.
+
+    >>> found = [regularised_bias(4, 1, 0.05, 0.05, lam_b) for lam_b in (1e-9, 0.1, 1, 1e9)]
+    >>> [round(minimum.objective, 4) for minimum in found]
+    [0.135, 0.1464, 0.175, 0.18]
+    >>> round(free_bias(4, 1, 0.05, 0.05).objective, 4)
+    0.135
+    >>> round(bias_free(4, 1, 0.05, 0.05).objective, 4)
+    0.18
     """
-    check_sizes(K, n, d)
+    _check_sizes(K, n, d)
     check_positive(lam_b=lam_b)
     return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
 
@@ -134,8 +152,14 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float, d: in
     scores with singular values 0 and :math:`\frac12` on an orthogonal projection is a minimiser.
 
     Source: the quartic and the structure, Appendix C; root and condition are ours. ValueError as :func:`bias_free`.
+
+    >>> found = two_layer(K=2, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1)
+    >>> round(found.c, 4), round(found.score, 4), round(found.objective, 4)
+    (0.2, 0.783, 0.2784)
+    >>> two_layer(K=4, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1).score  # c is too large
+    0.0
     """
-    check_sizes(K, n, d)
+    _check_sizes(K, n, d)
     check_positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
     geometric = (n * lam_w2 * lam_w1 * lam_h1) ** (1 / 3)
     c = K * geometric
@@ -145,7 +169,15 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float, d: in
 
 
 def larger_root(c: float) -> float:
-    r"""The larger positive root of :math:`x^4 - x + c`, for :math:`0 < c \le \frac34 4^{-1/3}`; ValueError beyond."""
+    r"""The larger positive root of :math:`x^4 - x + c`, for :math:`0 < c \le \frac34 4^{-1/3}`; ValueError beyond.
+
+    >>> x = larger_root(0.25)
+    >>> round(x, 6), abs(x**4 - x + 0.25) < 1e-12
+    (0.89679, True)
+    >>> larger_root(0.5)
+    Traceback (most recent call last):
+    ValueError: c=0.5: the quartic has positive roots for 0 < c <= 0.472470
+    """
     if not 0 < c <= 0.75 * 4 ** (-1 / 3):
         raise ValueError(f"c={c}: the quartic has positive roots for 0 < c <= {0.75 * 4 ** (-1 / 3):.6f}")
     x = 1.0
@@ -162,9 +194,15 @@ def quartic_roots(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -
 
     .. math:: \lambda_{W_2}\sigma^4 - \sqrt{n\lambda_{W_1}\lambda_{H_1}}\,\sigma + K n\lambda_{W_1}\lambda_{H_1} = 0
 
-    None, one (double) or two. Only the largest can belong to a minimiser: see :func:`two_layer`.
+    None, one (double) or two, `(roots,)`. Only the largest can belong to a minimiser: see :func:`two_layer`. ValueError
+    as there.
+
+    >>> quartic_roots(K=2, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1).round(4).tolist()
+    [0.2017, 0.9217]
+    >>> round(two_layer(2, 1, 0.1, 0.1, 0.1).sigma_w2, 4)  # the larger one
+    0.9217
     """
-    check_sizes(K, n)
+    _check_sizes(K, n)
     check_positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
     s = math.sqrt(n * lam_w1 * lam_h1)
     roots = np.roots([lam_w2, 0.0, 0.0, -s, K * s**2])
@@ -176,6 +214,10 @@ def noisy_classifier_factor(K: int, lam_w: float, lam_h: float, sigma: float) ->
 
     `lam_h` is :math:`\tilde\lambda_H = n\lambda_H`, `sigma` the standard deviation of the noise on each entry of the
     optimal features, which must not be zero: ValueError unless :math:`K\sqrt{\tilde\lambda_H\lambda_W} < 1`.
+
+    >>> found = noisy_classifier_factor(K=2, lam_w=0.1, lam_h=0.1, sigma=0.5)
+    >>> round(found, 4)  # 1 / (1 + 0.25 * 2)
+    0.6667
     """
     minimum = bias_free(K, 1, lam_w, lam_h)
     if minimum.c >= 1:
@@ -186,14 +228,19 @@ def noisy_classifier_factor(K: int, lam_w: float, lam_h: float, sigma: float) ->
 
 
 def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
-    """A random `(d, K)` matrix in float64 with orthonormal columns; ValueError for d < K."""
+    """A random `(d, K)` matrix in float64 with orthonormal columns; ValueError for d < K.
+
+    >>> Q = orthogonal_frame(d=5, K=3)
+    >>> torch.allclose(Q.T @ Q, torch.eye(3, dtype=torch.float64))
+    True
+    """
     if d < K:
         raise ValueError(f"d={d}, K={K}: K orthogonal vectors need d >= K")
     normal = torch.randn(d, K, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return torch.linalg.qr(normal)[0]
 
 
-def check_sizes(K: int, n: int, d: int | None = None, least: int | None = None) -> None:
+def _check_sizes(K: int, n: int, d: int | None = None, least: int | None = None) -> None:
     """ValueError unless there are two classes, samples, and (where `d` is given) at least K or `least` dimensions."""
     if K < 2:
         raise ValueError(f"K={K}: at least two classes are needed")

@@ -33,6 +33,8 @@ def type1(n_c: int, n_w: int, L: int, K: int, lam: float) -> tuple[float, float,
 
     with :math:`H` as in :func:`type1_risk`.
 
+    Source: Theorem 1.
+
     Returns
     -------
     (tau, c, c_prime)
@@ -43,7 +45,13 @@ def type1(n_c: int, n_w: int, L: int, K: int, lam: float) -> tuple[float, float,
     ValueError
         If `lam` is not positive, `K` exceeds `n_c**L`, or a size is too small or does not fit.
 
-    Source: Theorem 1.
+    Examples
+    --------
+    >>> tau, c, c_prime = type1(n_c=3, n_w=12, L=4, K=5, lam=0.01)
+    >>> round(tau, 4), round(12 * c**2, 4), round(5 * 4 * c_prime**2, 4)
+    (21.9607, 21.9607, 21.9607)
+    >>> type1(n_c=3, n_w=12, L=4, K=5, lam=1.0)  # too strong a decay
+    (0.0, 0.0, 0.0)
     """
     _check_task(n_c, L, K, lam, n_w=n_w)
     eta = n_c / (n_c - 1) / sqrt(n_w * K * L)
@@ -59,6 +67,8 @@ def type2(n_c: int, L: int, K: int, d: int, lam: float) -> tuple[float, float]:
     with :math:`H^*` as in :func:`type2_risk`. Unlike type I it is never trivial: :math:`\tau > 0` for every weight
     decay.
 
+    Source: Theorem 3.
+
     Returns
     -------
     (tau, c)
@@ -69,7 +79,11 @@ def type2(n_c: int, L: int, K: int, d: int, lam: float) -> tuple[float, float]:
     ValueError
         As :func:`type1`, and if `d < n_c`: there is no mean-zero equiangular frame then.
 
-    Source: Theorem 3.
+    Examples
+    --------
+    >>> tau, c = type2(n_c=3, L=4, K=5, d=10, lam=0.01)
+    >>> round(tau, 4), round(c * (5 * 4) ** 0.5, 4)
+    (2.9347, 2.9347)
     """
     _check_task(n_c, L, K, lam)
     _check_width(n_c, d, mean_zero=True)
@@ -89,6 +103,8 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
     :math:`c`, so that the second is a monotone equation in :math:`c`. Both are solved in logarithms, which keeps
     :math:`n_c^L` far beyond 1e300 harmless.
 
+    Source: Theorem 2, equations (7) to (9); Proposition D.
+
     Parameters
     ----------
     mu
@@ -105,7 +121,11 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
         For bad frequencies or sizes, and if `lam` is not below :func:`type3_threshold`: only the zero solution is
         left then.
 
-    Source: Theorem 2, equations (7) to (9); Proposition D.
+    Examples
+    --------
+    >>> c, r = type3([0.6, 0.3, 0.1], n_c=3, L=2, lam=0.01)
+    >>> round(c, 4), r.round(decimals=4).tolist()  # frequent words are longer
+    (1.3076, [2.1686, 1.8779, 1.4248])
     """
     mu = _check_frequencies(mu)
     _check_task(n_c, L, None, lam)
@@ -150,7 +170,15 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
 def type3_threshold(mu: ArrayLike, n_c: int, L: int) -> float:
     r"""The weight decay below which (7)-(8) has a solution, :math:`\sqrt{L \sum_\beta \mu_\beta^2 / n_c^{L+1}}`.
 
-    It is also the operator norm of the gradient at zero. Source: condition (9).
+    It is also the operator norm of the gradient at zero. `mu`: `(s_c,)`, positive, summing to 1; otherwise, and for
+    `n_c < 2` or `L < 1`, ValueError. Source: condition (9).
+
+    >>> threshold = type3_threshold([0.5, 0.5], n_c=2, L=2)
+    >>> round(threshold**2, 6)  # 2 * 0.5 / 2^3
+    0.125
+    >>> type3([0.5, 0.5], 2, 2, lam=1.01 * threshold)
+    Traceback (most recent call last):
+    ValueError: lam=0.357089 is outside condition (9): ...
     """
     mu = _check_frequencies(mu)
     _check_sizes(n_c=(n_c, 2), L=(L, 1))
@@ -181,6 +209,14 @@ def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tup
     ------
     ValueError
         For bad frequencies or sizes, `K > n_c**L`, `lam <= 0`.
+
+    Examples
+    --------
+    >>> mu = [0.6, 0.3, 0.1]
+    >>> c, r = mean_field_type3(mu, n_c=3, L=2, K=9, lam=0.01)  # exact, as K = n_c^L
+    >>> exact_c, exact_r = type3(mu, n_c=3, L=2, lam=0.01)
+    >>> abs(c - exact_c) < 1e-6, bool((r - exact_r).abs().max() < 1e-6)
+    (True, True)
     """
     mu = _check_frequencies(mu)
     _check_task(n_c, L, K, lam)
@@ -222,6 +258,11 @@ def type1_risk(t: float, n_c: int, n_w: int, L: int, K: int, lam: float) -> floa
         \qquad \eta = \frac{n_c}{n_c-1}\frac{1}{\sqrt{n_w K L}}
 
     Raises ValueError as :func:`type1`. Source: Theorem 1, Lemma K.
+
+    >>> tau = type1(n_c=3, n_w=12, L=4, K=5, lam=0.01)[0]
+    >>> risk = lambda t: type1_risk(t, n_c=3, n_w=12, L=4, K=5, lam=0.01)
+    >>> [round(risk(t), 4) for t in (0, tau / 2, tau, 2 * tau)]  # least at tau
+    [1.7814, 0.4763, 0.2998, 0.4465]
     """
     _check_task(n_c, L, K, lam, n_w=n_w)
     eta = n_c / (n_c - 1) / sqrt(n_w * K * L)
@@ -236,6 +277,11 @@ def type2_risk(t: float, n_c: int, L: int, K: int, d: int, lam: float) -> float:
         + \frac\lambda2 t^2, \qquad \eta^* = \frac{n_c}{n_c-1}\sqrt{\frac{d}{KL}}
 
     Raises ValueError as :func:`type2`. Source: Theorem 3, Lemma R.
+
+    >>> tau = type2(n_c=3, L=4, K=5, d=10, lam=0.01)[0]
+    >>> risk = lambda t: type2_risk(t, n_c=3, L=4, K=5, d=10, lam=0.01)
+    >>> [round(risk(t), 4) for t in (0, tau / 2, tau, 2 * tau)]  # least at tau
+    [1.7814, 0.1852, 0.0678, 0.1732]
     """
     _check_task(n_c, L, K, lam)
     _check_width(n_c, d, mean_zero=True)
@@ -255,6 +301,10 @@ def equiangular(n_c: int, d: int, mean_zero: bool = False, seed: int = 0) -> Ten
     With `mean_zero` also :math:`\langle \mathbf f_\alpha, \mathbf 1_d \rangle = 0`, which LayerNorm asks for.
 
     Raises ValueError if `d < n_c - 1`, or `d < n_c` with `mean_zero`: no such frame exists. Source: equation (4).
+
+    >>> frame = equiangular(n_c=3, d=5)
+    >>> (frame @ frame.T).round(decimals=6).tolist()
+    [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]
     """
     _check_sizes(n_c=(n_c, 2))
     _check_width(n_c, d, mean_zero)
@@ -274,6 +324,13 @@ def type1_weights(latents: Tensor, s_c: int, frame: Tensor, c: float, c_prime: f
     .. math:: \mathbf w_{(\alpha,\beta)} = c\,\mathbf f_\alpha, \qquad \mathbf u_{k,\ell} = c'\,\mathbf f_{z_{k,\ell}}
 
     `latents`: `(K, L)`, `frame`: `(n_c, d)`. Returns `W: (n_c s_c, d)`, `U: (K, L, d)`. Source: Definition 1.
+
+    >>> latents, frame = torch.tensor([[0, 1], [1, 1]]), equiangular(n_c=2, d=4)
+    >>> W, U = type1_weights(latents, s_c=3, frame=frame, c=2.0, c_prime=0.5)
+    >>> tuple(W.shape), tuple(U.shape)
+    ((6, 4), (2, 2, 4))
+    >>> bool((W[0] == W[2]).all())  # words of one concept coincide
+    True
     """
     return type3_weights(latents, frame, c_prime, torch.full((s_c,), float(c), dtype=torch.float64))
 
@@ -286,6 +343,11 @@ def type2_weights(latents: Tensor, s_c: int, frame: Tensor, c: float) -> tuple[T
 
     `frame` is mean-zero. Of all embeddings with these features the ones with :math:`\varphi(\mathbf w) = \mathbf w`
     are returned. Shapes as :func:`type1_weights`. Source: Definition 2.
+
+    >>> latents, frame = torch.tensor([[0, 1], [2, 1]]), equiangular(n_c=3, d=4, mean_zero=True)
+    >>> W, U = type2_weights(latents, s_c=3, frame=frame, c=0.5)
+    >>> W.norm(dim=1).round(decimals=6).unique().tolist()  # the square root of d
+    [2.0]
     """
     return type1_weights(latents, s_c, frame, sqrt(frame.shape[1]), c)
 
@@ -297,6 +359,13 @@ def type3_weights(latents: Tensor, frame: Tensor, c: float, r: Tensor) -> tuple[
         \qquad \mathbf u_{k,\ell} = c\,\mathbf f_{z_{k,\ell}}
 
     `r`: `(s_c,)`. Shapes as :func:`type1_weights`. Source: Definition 3.
+
+    >>> latents, r = torch.tensor([[0, 1], [1, 1]]), torch.tensor([2.0, 1.0])
+    >>> W, U = type3_weights(latents, equiangular(n_c=2, d=4), c=0.5, r=r)
+    >>> W.norm(dim=1).round(decimals=6).tolist()
+    [2.0, 1.0, 2.0, 1.0]
+    >>> U.norm(dim=2).round(decimals=6).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
     """
     W = frame[:, None, :] * torch.as_tensor(r, dtype=frame.dtype, device=frame.device)[None, :, None]
     return W.flatten(0, 1), c * frame[latents]
@@ -312,6 +381,13 @@ def collapse_deviation(V: Tensor, U: Tensor, latents: Tensor, c: float, r: Tenso
 
     Type I is the case of equal `r`; for type II pass :math:`\varphi(W)` and :math:`r_\beta = \sqrt d`. Shapes as
     :func:`type3_weights`.
+
+    >>> latents, r = torch.tensor([[0, 1], [2, 1]]), torch.tensor([2.0, 1.0])
+    >>> W, U = type3_weights(latents, equiangular(n_c=3, d=4), c=0.5, r=r)
+    >>> collapse_deviation(W, U, latents, c=0.5, r=r) < 1e-12
+    True
+    >>> collapse_deviation(W, U, latents, c=0.5, r=r.flip(0)) > 0.1
+    True
     """
     if c == 0:
         return float(torch.cat([V.flatten(), U.flatten()]).abs().max())
@@ -335,6 +411,8 @@ def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | Non
     point with :math:`\|\nabla f\|_{op} \le \lambda` is a global minimiser, for every width (Claim H). This holds
     for the empirical risk as well, and needs no assumption on the latent variables.
 
+    Source: Appendix G, equation (160) and Claim H.
+
     Parameters
     ----------
     W, U
@@ -343,7 +421,14 @@ def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | Non
         Sentences `(N, L)`, classes `(N,)`, weights `(N,)` in any scale (`SentenceTask.enumerate`), or `None` for
         equal weights.
 
-    Source: Appendix G, equation (160) and Claim H.
+    Examples
+    --------
+    >>> from lib.data.sentences import sentence_task
+    >>> task, lam = sentence_task(n_c=2, n_w=4, L=2), 0.02
+    >>> _, c, c_prime = type1(n_c=2, n_w=4, L=2, K=4, lam=lam)
+    >>> W, U = type1_weights(task.latents, task.s_c, equiangular(2, 3), c, c_prime)
+    >>> round(dual_certificate(W, U, *task.enumerate()) / lam, 6)  # a global minimiser
+    1.0
     """
     return float(risk_gradient_spectrum(W, U, x, y, p, chunk)[0])
 
@@ -356,6 +441,14 @@ def risk_gradient_spectrum(
 
     At a global minimiser other than zero the largest is :math:`\lambda`, and the rank of the minimiser is at
     most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
+
+    >>> from lib.data.sentences import sentence_task
+    >>> x, y, p = sentence_task(n_c=2, n_w=4, L=2).enumerate()
+    >>> spectrum = risk_gradient_spectrum(torch.zeros(4, 3), torch.zeros(4, 2, 3), x, y, p)
+    >>> tuple(spectrum.shape), round(spectrum[0].item(), 4)
+    ((4,), 0.3536)
+    >>> round(type3_threshold([0.5, 0.5], n_c=2, L=2), 4)
+    0.3536
     """
     return _spectrum(_data_gradient(W, U, x, y, p, chunk)[0])
 
@@ -380,6 +473,16 @@ def optimality_gap(
     the gap is 0. Ours.
 
     Raises ValueError if `lam` is not positive. Arguments as :func:`dual_certificate`.
+
+    >>> from lib.data.sentences import sentence_task
+    >>> task, lam = sentence_task(n_c=2, n_w=4, L=2), 0.02
+    >>> x, y, p = task.enumerate()
+    >>> _, c, c_prime = type1(n_c=2, n_w=4, L=2, K=4, lam=lam)
+    >>> W, U = type1_weights(task.latents, task.s_c, equiangular(2, 3), c, c_prime)
+    >>> abs(optimality_gap(W, U, x, y, lam, p)) < 1e-9
+    True
+    >>> optimality_gap(2 * W, U, x, y, lam, p) > 0.01
+    True
     """
     if not lam > 0:
         raise ValueError(f"lam={lam}: the weight decay must be positive")

@@ -39,6 +39,7 @@ from lib.models import unconstrained
 from lib.models.unconstrained import check_positive
 
 Solution = tuple[Tensor, list[Tensor]]
+#: What layers wider than needed may hold, see :func:`srg_solution`.
 FILLS = ("multiples", "zeros")
 
 
@@ -54,7 +55,7 @@ def objective(
     Y
         One-hot targets `(K, K n)`, n columns of each class, in any order.
     lam
-        One number, or :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`.
+        One number, or :math:`\lambda_{H_1}` followed by :math:`\lambda_{W_1}, \dots, \lambda_{W_L}`.
     loss
         `"mse"`, or `"ce"` for the cross-entropy in place of the first term.
 
@@ -68,6 +69,15 @@ def objective(
     ValueError
         For a Y that is not one-hot or does not have n columns per class, and as
         :func:`lib.models.unconstrained.objective`.
+
+    Examples
+    --------
+    >>> H1, Ws = dnc_solution(K=3, L=2, lam=0.01, n=2)
+    >>> Y = unconstrained.one_hot(unconstrained.labels(3, 2), 3)
+    >>> abs(objective(H1, Ws, Y, 0.01, n=2).item() - dnc_loss(3, 2, 0.01, n=2)) < 1e-12
+    True
+    >>> objective(0 * H1, [0 * W for W in Ws], Y, 0.01, n=2).item()
+    0.5
     """
     lam_h, *lam_w = _decays(lam, len(Ws))
     _check_integer("n", n, 1)
@@ -87,6 +97,10 @@ def triangular_graph(r: int) -> nx.Graph:
 
     Its r(r-1)/2 vertices are the pairs `(i, j)` with `i < j < r`, in lexicographic order; two are joined if they share
     an entry. ValueError for r < 4.
+
+    >>> graph = triangular_graph(4)
+    >>> len(graph), graph.number_of_edges(), sorted(graph[0, 1])
+    (6, 12, [(0, 2), (0, 3), (1, 2), (1, 3)])
     """
     _check_integer("r", r, 4)
     graph = nx.Graph()
@@ -99,6 +113,12 @@ def incidence(r: int) -> Tensor:
     r""":math:`T_r` of Definition 3, `(r, r(r-1)/2)`: :math:`1/\sqrt{r-1}` where a vertex lies on an edge, else 0.
 
     Edges in lexicographic order. All rows have norm 1. ValueError for r < 4.
+
+    >>> T = incidence(4)
+    >>> tuple(T.shape), T.norm(dim=1).round(decimals=6).tolist()
+    ((4, 6), [1.0, 1.0, 1.0, 1.0])
+    >>> (3 * T.T @ T)[0].round(decimals=6).tolist()  # (0, 1) meets all edges but (2, 3)
+    [2.0, 1.0, 1.0, 1.0, 1.0, 0.0]
     """
     _check_integer("r", r, 4)
     ends = torch.triu_indices(r, r, 1)
@@ -185,6 +205,11 @@ def srg_loss(r: int, L: int, lam: float | Sequence[float], n: int) -> float:
     `r >= 4`, `L >= 2`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. At most 1/2, the
     loss of the zero solution. Source: the proof of Theorem 5, with the first eigenvalue of Lemma 16 put right; L = 2
     is this book's.
+
+    >>> srg_loss(r=6, L=4, lam=0.001, n=1) < dnc_loss(K=15, L=4, lam=0.001, n=1)
+    True
+    >>> srg_loss(r=6, L=4, lam=1.0, n=1)  # too strong a decay
+    0.5
     """
     _check_integer("r", r, 4)
     lam = _problem(L, 2, lam, n)
@@ -197,6 +222,11 @@ def dnc_loss(K: int, L: int, lam: float | Sequence[float], n: int) -> float:
     .. math:: \min_{u \ge 0}\ \frac12\,\frac1{1 + u^L} + \frac L2\,(K^{L+1}\Lambda)^{1/L}\,u .
 
     `K >= 2`, `L >= 1`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. At most 1/2.
+
+    >>> round(dnc_loss(K=4, L=1, lam=0.05, n=1), 4)  # c - c^2 / 2 with c = 0.2
+    0.18
+    >>> dnc_loss(K=4, L=3, lam=1.0, n=1)  # the zero solution
+    0.5
     """
     _check_integer("K", K, 2)
     lam = _problem(L, 1, lam, n)
@@ -214,6 +244,13 @@ def general_srg_loss(K: int, L: int, lam: float | Sequence[float], n: int, const
 
     Both are :func:`srg_loss` for a triangular number K. ValueError for K < 6, L < 2, n < 1, another `construction`, and
     decays that are not positive.
+
+    >>> general_srg_loss(15, L=4, lam=0.001, n=1) == srg_loss(6, L=4, lam=0.001, n=1)
+    True
+    >>> round(general_srg_loss(16, L=4, lam=0.001, n=1), 4)
+    0.0318
+    >>> round(general_srg_loss(16, L=4, lam=0.001, n=1, construction=2), 4)
+    0.0361
     """
     r = _general(K, construction)
     lam = _problem(L, 2, lam, n)
@@ -251,7 +288,7 @@ def srg_solution(
     r, L, n
         Vertices of the complete graph (at least 4), layers of weights (at least 2), samples per class.
     lam
-        One number, or :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`.
+        One number, or :math:`\lambda_{H_1}` followed by :math:`\lambda_{W_1}, \dots, \lambda_{W_L}`.
     d
         Widths :math:`d_1, \dots, d_L`, one number or one per layer of features. By default, and at least, r, and
         r(r-1)/2 in the last.
@@ -268,6 +305,15 @@ def srg_solution(
     ------
     ValueError
         For r < 4, L < 2, n < 1, decays that are not positive, widths below the smallest, an unknown `fill`.
+
+    Examples
+    --------
+    >>> H1, Ws = srg_solution(r=4, L=3, lam=0.01, n=2)
+    >>> tuple(H1.shape), [tuple(W.shape) for W in Ws]
+    ((4, 12), [(4, 4), (6, 4), (6, 6)])
+    >>> M2 = (Ws[0] @ H1)[:, ::2].clamp(min=0)
+    >>> torch.linalg.matrix_rank(M2).item()  # 4 for 6 classes
+    4
     """
     _check_integer("r", r, 4)
     lam = _problem(L, 2, lam, n)
@@ -288,6 +334,11 @@ def dnc_solution(
     """Deep neural collapse (Definition 10) as matrices, at the scales that minimise the objective.
 
     `K >= 2`, `L >= 1`; widths are K by default. Otherwise as :func:`srg_solution`.
+
+    >>> H1, Ws = dnc_solution(K=3, L=3, lam=0.01, n=1)
+    >>> gram = H1.T @ H1
+    >>> bool((gram - gram.diag().diag()).abs().max() < 1e-12)  # an orthogonal frame
+    True
     """
     _check_integer("K", K, 2)
     lam = _problem(L, 1, lam, n)
@@ -311,6 +362,11 @@ def general_srg_solution(
     In construction 1 the widths beyond the smallest go to the graph's block, and K units are enough in every layer;
     construction 2 needs as many units in the last layer as the larger graph has classes. Otherwise as
     :func:`srg_solution`.
+
+    >>> H1, Ws = general_srg_solution(K=7, L=3, lam=0.005, n=1)
+    >>> loss = objective(H1, Ws, torch.eye(7), 0.005, n=1).item()
+    >>> abs(loss - general_srg_loss(7, 3, 0.005, n=1)) < 1e-10
+    True
     """
     r = _general(K, construction)
     lam = _problem(L, 2, lam, n)

@@ -62,6 +62,12 @@ def model(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike, eta: ArrayLike, 
     Arguments broadcast. ValueError when alpha is outside [0, 1), eta outside (0, 1] (without noise there is nothing to
     memorise), a weight decay or `C_MD` is not positive, or :math:`\alpha + 2\sqrt{2\lambda_W\lambda_H} \ge 1`, where
     the features are zero.
+
+    >>> problem = model(lam_w=0.01, lam_h=0.01, alpha=0.0, eta=0.1, C_MD=1.0)
+    >>> round(float(problem.s), 4), round(float(problem.rho), 4)
+    (4.2444, 1.7324)
+    >>> round(float(problem.distance), 4), round(float(problem.r_max), 4)
+    (2.45, 0.6002)
     """
     given = {"lam_w": lam_w, "lam_h": lam_h, "alpha": alpha, "eta": eta, "C_MD": C_MD}
     arrays = {name: np.asarray(value, dtype=float) for name, value in given.items()}
@@ -80,7 +86,14 @@ def model(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike, eta: ArrayLike, 
 def margin(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike = 0.0) -> Array:
     r""":math:`s = \log\frac{1 - \theta}{\theta}` with :math:`\theta = \frac\alpha2 + \sqrt{2\lambda_W\lambda_H}`.
 
-    The margin of the two-class minimiser of Assumption 4.2 (1). ValueError as for :func:`model`.
+    The margin of the two-class minimiser of Assumption 4.2 (1), `(...)` for arguments that broadcast. ValueError as for
+    :func:`model`.
+
+    >>> theta = math.sqrt(2 * 0.01 * 0.01)
+    >>> bool(np.isclose(margin(0.01, 0.01), math.log(1 / theta - 1)))
+    True
+    >>> bool(margin(0.01, 0.01, alpha=0.1) < margin(0.01, 0.01))  # smoothing shrinks it
+    True
     """
     lam_w, lam_h, alpha = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (lam_w, lam_h, alpha)))
     for name, value in (("lam_w", lam_w), ("lam_h", lam_h)):
@@ -97,7 +110,11 @@ def margin(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike = 0.0) -> Array:
 
 
 def norm_ratio(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike) -> Array:
-    r""":math:`\gamma = \|H^{CE}\|/\|H^{LS}\| = \sqrt{s(0)/s(\alpha)}` (equation 6). ValueError as :func:`model`."""
+    r""":math:`\gamma = \|H^{CE}\|/\|H^{LS}\| = \sqrt{s(0)/s(\alpha)}` (equation 6). ValueError as :func:`model`.
+
+    >>> [round(float(norm_ratio(0.01, 0.01, alpha)), 4) for alpha in (0.0, 0.1)]
+    [1.0, 1.2584]
+    """
     return np.sqrt(margin(lam_w, lam_h, 0.0) / margin(lam_w, lam_h, alpha))
 
 
@@ -106,6 +123,13 @@ def embed(problem: Model, M: int, seed: int = 0) -> tuple[Array, Array]:
 
     The means are non-negative with random disjoint supports that fill all coordinates. ValueError when M < 2 or the
     problem is an array of problems.
+
+    >>> problem = model(0.01, 0.01, 0.0, 0.1, 1.0)
+    >>> W, H = embed(problem, M=4)
+    >>> bool(np.isclose(np.linalg.norm(H[0]), problem.rho))
+    True
+    >>> bool(np.isclose((W[0] - W[1]) @ H[0], problem.s))
+    True
     """
     if not isinstance(M, (int, np.integer)) or M < 2:
         raise ValueError(f"M={M!r}: two orthogonal means need at least 2 dimensions")
@@ -137,12 +161,27 @@ class Law(NamedTuple):
 
 
 def sphere(M: int, points: int = 64) -> Law:
-    r"""Uniform on the unit sphere of R^M, A = 1; :math:`\xi` has density :math:`\propto (1 - x^2)^{(M-3)/2}`."""
+    r"""Uniform on the unit sphere of R^M, A = 1; :math:`\xi` has density :math:`\propto (1 - x^2)^{(M-3)/2}`.
+
+    By a quadrature of `points` nodes. ValueError for M < 2.
+
+    >>> law = sphere(M=5)
+    >>> # the variance of a coordinate, 1/M
+    >>> round(float((law.weights * law.nodes**2).sum()), 6)
+    0.2
+    """
     return _round(M, (M - 3) / 2, 1.0, points)
 
 
 def ball(M: int, points: int = 64) -> Law:
-    r"""Uniform on a ball of R^M with :math:`E\|z\|^2 = 1`, so that :math:`A = \sqrt{(M+2)/M}` is its radius."""
+    r"""Uniform on a ball of R^M with :math:`E\|z\|^2 = 1`, so that :math:`A = \sqrt{(M+2)/M}` is its radius.
+
+    By a quadrature of `points` nodes. ValueError for M < 2.
+
+    >>> law = ball(M=5)
+    >>> round(float((law.weights * law.nodes**2).sum()), 6), round(law.A**2, 6)
+    (0.2, 1.4)
+    """
     return _round(M, (M - 1) / 2, math.sqrt((M + 2) / M) if M > 0 else 1.0, points)
 
 
@@ -154,14 +193,24 @@ def _round(M: int, power: float, radius: float, points: int) -> Law:
 
 
 def two_point(cosine: float = 1.0) -> Law:
-    r"""Two points :math:`\pm z` with :math:`\|z\| = 1` at an angle of this cosine to :math:`h_2 - h_1`; A = 1."""
+    r"""Two points :math:`\pm z` with :math:`\|z\| = 1` at an angle of this cosine to :math:`h_2 - h_1`; A = 1.
+
+    >>> law = two_point()
+    >>> law.nodes.tolist(), law.weights.tolist()
+    ([-1.0, 0.0, 1.0], [0.5, 0.0, 0.5])
+    """
     return three_point(1.0, cosine)
 
 
 def three_point(A: ArrayLike, cosine: float = 1.0) -> Law:
     r"""Points :math:`\pm Az` of mass :math:`1/(2A^2)` each, :math:`\|z\| = 1`, and 0 otherwise; A >= 1.
 
-    ValueError when A < 1, which no law with :math:`E\|z\|^2 = 1` allows, or the cosine is outside [-1, 1].
+    ValueError when A < 1, which no law with :math:`E\|z\|^2 = 1` allows, or the cosine is outside [-1, 1]. An array
+    `A: (...)` gives nodes and weights `(..., 3)`.
+
+    >>> law = three_point(A=2.0)
+    >>> law.nodes.tolist(), law.weights.tolist()
+    ([-2.0, 0.0, 2.0], [0.125, 0.75, 0.125])
     """
     A = _reach(A)
     if not -1 <= cosine <= 1:
@@ -171,7 +220,16 @@ def three_point(A: ArrayLike, cosine: float = 1.0) -> Law:
 
 
 def skewed(A: ArrayLike) -> Law:
-    r"""The point A of mass :math:`1/(1 + A^2)` towards the other class, and :math:`-1/A` otherwise; A >= 1."""
+    r"""The point A of mass :math:`1/(1 + A^2)` towards the other class, and :math:`-1/A` otherwise; A >= 1.
+
+    ValueError as :func:`three_point`; `A: (...)` gives nodes and weights `(..., 2)`.
+
+    >>> law = skewed(A=2.0)
+    >>> law.nodes.tolist(), law.weights.tolist()
+    ([2.0, -0.5], [0.2, 0.8])
+    >>> bool(np.isclose(law.nodes**2 @ law.weights, 1))  # the variance
+    True
+    """
     A = _reach(A)
     mass = 1 / (1 + A**2)
     return Law(np.stack([A, -1 / A], -1), np.stack([mass, 1 - mass], -1), A)
@@ -191,6 +249,11 @@ def clean_risk(problem: Model, law: Law, r: ArrayLike) -> Array:
 
     :math:`2\,E f(-s + \text{alignment}\,D\,r\,\xi) + 2\lambda(\rho^2 + r^2)`; `r` broadcasts against the problem.
     ValueError when `r` is negative.
+
+    >>> problem = model(0.01, 0.01, 0.0, 0.1, 1.0)
+    >>> risks = clean_risk(problem, sphere(4), [0.0, 0.5, 1.0])
+    >>> bool((np.diff(risks) > 0).all())  # dilation costs
+    True
     """
     r = _dilation(r)
     scale = problem.alignment * problem.distance * r
@@ -205,6 +268,11 @@ def corrupted_features(problem: Model, r: ArrayLike) -> tuple[Array, Array]:
     The problem is convex. For the multiplier of the constraint, stationarity in :math:`a, b \ge 0` leaves one scalar
     equation; the multiplier is found by bisection on the distance to :math:`h_2`. :math:`u_2(r)` is the mirror image.
     `r` broadcasts against the problem. ValueError when `r` is negative.
+
+    >>> problem = model(0.01, 0.01, 0.0, 0.1, 1.0)
+    >>> a, b = corrupted_features(problem, [0.0, float(problem.r_max)])
+    >>> a.round(4).tolist(), b.round(4).tolist()  # at h_2 first, at h_1 in the end
+    ([0.0, 1.0], [1.0, 0.0])
     """
     r = _dilation(r)
     s, alpha, y = np.broadcast_arrays(problem.s, problem.alpha, r / problem.r_max)
@@ -224,7 +292,12 @@ def corrupted_features(problem: Model, r: ArrayLike) -> tuple[Array, Array]:
 
 
 def corrupted_risk(problem: Model, r: ArrayLike) -> Array:
-    r""":math:`G_{\lambda,\alpha}(W, U(r), r)` at the best noisy embedding. Arguments as :func:`corrupted_features`."""
+    r""":math:`G_{\lambda,\alpha}(W, U(r), r)` at the best noisy embedding. Arguments as :func:`corrupted_features`.
+
+    >>> problem = model(0.01, 0.01, 0.0, 0.1, 1.0)
+    >>> bool(corrupted_risk(problem, 0.0) > corrupted_risk(problem, problem.r_max))
+    True
+    """
     a, b = corrupted_features(problem, r)
     t = problem.s * (b - a)
     size = problem.lam_h * problem.rho**2 * (a**2 + b**2)
@@ -237,6 +310,11 @@ def optimal_dilation(problem: Model, law: Law) -> Array:
     For a scaled law the problem is jointly convex in (U, r), and strictly in r, so that :math:`r_*` is where the
     derivative changes its sign. It does so where the multiplier that would balance :math:`F'(r)` pulls :math:`u_1` to a
     distance from :math:`h_2` that equals the one allowed at r: one bisection, whose error is 2^-52 of `r_max`.
+
+    >>> smooth = [model(0.01, 0.01, alpha, 0.1, 1.0) for alpha in (0.0, 0.1)]
+    >>> r = [float(optimal_dilation(problem, sphere(4))) for problem in smooth]
+    >>> r[0] > r[1]  # label smoothing dilates less here
+    True
     """
     s, alpha = np.atleast_1d(problem.s), np.atleast_1d(problem.alpha)
     eta, q = np.atleast_1d(problem.eta), np.atleast_1d(problem.r_max / problem.rho)
@@ -299,6 +377,10 @@ def constants(problem: Model, A: ArrayLike) -> Constants:
     :math:`C_2 = A^2(\frac12\sigma'(s)\|w_2 - w_1\|^2 + \lambda)` and :math:`C' = \sqrt2 AD/C_{MD}` are printed.
     `C2_corrected` is ours: :math:`F(r) - F(0) \le (\text{alignment}\cdot\tanh\frac s2 + 2\lambda)\,r^2` for all r and
     every centred law with :math:`E\|v\|^2 = r^2`.
+
+    >>> found = constants(model(0.01, 0.01, 0.0, 0.1, 1.0), A=1.0)
+    >>> bool(found.C2_corrected > found.C2)
+    True
     """
     sigma = expit(problem.s)
     curvature = sigma * (1 - sigma) * (problem.alignment * problem.distance) ** 2 / 2
@@ -317,7 +399,13 @@ def dilation_bound(problem: Model, A: ArrayLike) -> Array:
     r"""Our lower bound of :math:`r_*/r_{\max}` for laws :math:`\mu_r` of :math:`rz`, or 0.
 
     :math:`1 - \min(\epsilon_0, \epsilon_1)` with :math:`\epsilon_0 = \frac p{\sqrt2}\max(1, A\sqrt\eta)` and
-    :math:`\epsilon_1 = p\max(2p, A\sqrt{2\eta})`; Lemma C.6 has :math:`1 - Ap`. ValueError when A < 1.
+    :math:`\epsilon_1 = p\max(2p, A\sqrt{2\eta})`; Lemma C.6 has :math:`1 - Ap`. `A` broadcasts against the problem.
+    ValueError when A < 1.
+
+    >>> problem = model(1e-4, 1e-4, 0.0, 0.1, 20.0)
+    >>> bound = dilation_bound(problem, A=1.0)
+    >>> bool(0 < bound <= optimal_dilation(problem, sphere(4)) / problem.r_max)
+    True
     """
     reach = _reach(A) * np.sqrt(problem.eta)
     first = problem.p / math.sqrt(2) * np.maximum(1, reach)

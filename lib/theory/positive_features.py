@@ -62,6 +62,8 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
         s = \max\Big(0,\ \log\frac{(N-1)(1 - \beta - 2\kappa)}{\beta + 2\kappa}\Big), \qquad
         \lambda_W\|W\|^2 = \tfrac{\lambda_H}K\|H\|^2 = \kappa s .
 
+    Source: Appendix B.4; the constants are this book's.
+
     Parameters
     ----------
     N, K, M
@@ -76,9 +78,16 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
     ValueError
         For N < 2, K < 1, M < N, weight decays that are not positive, `alpha` outside [0, 1).
 
-    Source: Appendix B.4; the constants are this book's.
+    Examples
+    --------
+    >>> found = optimal_norms(N=3, K=10, lam_w=0.01, lam_h=0.01)
+    >>> round(found.score, 4), round(found.W2, 4), round(found.H2, 4)
+    (3.6591, 8.9628, 89.6283)
+    >>> smoothed = optimal_norms(N=3, K=10, lam_w=0.01, lam_h=0.01, alpha=0.1)
+    >>> smoothed.score < found.score
+    True
     """
-    check_sizes(N, K, M)
+    _check_sizes(N, K, M)
     strength, kappa = _strength(N, lam_w, lam_h, alpha)
     s = math.log((N - 1) * (1 - strength) / strength) if strength < (N - 1) / N else 0.0
     s = max(s, 0.0)
@@ -97,8 +106,11 @@ def is_nonzero(N: int, lam_w: float, lam_h: float, alpha: float = 0.0) -> bool:
     r"""Whether the minimiser is not zero: :math:`\frac{N-1}N\alpha + 2\sqrt{N(N-1)\lambda_W\lambda_H} < \frac{N-1}N`.
 
     The condition of Theorem 3.2 put right. ValueError as :func:`optimal_norms`.
+
+    >>> is_nonzero(N=2, lam_w=0.1, lam_h=0.1), is_nonzero(N=2, lam_w=1.0, lam_h=1.0)
+    (True, False)
     """
-    check_sizes(N, 1)
+    _check_sizes(N, 1)
     return _strength(N, lam_w, lam_h, alpha)[0] < (N - 1) / N
 
 
@@ -118,6 +130,13 @@ def nc_configuration(
     The coordinates are dealt out to the classes, at least one each, and the mean of a class is a random positive vector
     on its own coordinates; :math:`w_n = c(h_n - h)`. Columns are organised by class, as
     :func:`lib.models.unconstrained.labels`. Both are zero where the minimiser is. ValueError as :func:`optimal_norms`.
+
+    >>> W, H = nc_configuration(N=3, K=2, M=6, lam_w=0.01, lam_h=0.01)
+    >>> gram = H[:, ::2].T @ H[:, ::2]
+    >>> bool((H >= 0).all()), bool((gram - gram.diag().diag()).abs().max() < 1e-12)
+    (True, True)
+    >>> bool((H[:, 0] == H[:, 1]).all()), bool((W.sum(0).abs() < 1e-12).all())
+    (True, True)
     """
     optimum = optimal_norms(N, K, lam_w, lam_h, alpha, M)
     rng = np.random.default_rng(seed)
@@ -136,6 +155,12 @@ def score_difference(W: Tensor, H: Tensor, y: Tensor) -> Tensor:
 
     `W: (..., N, M)`, `H: (..., M, N K)` non-negative, `y: (N K,)` in `0..N-1`. ValueError for shapes or labels that do
     not fit, and for negative features. Source: Appendix B.3.
+
+    >>> W, H = nc_configuration(N=3, K=2, M=6, lam_w=0.01, lam_h=0.01)
+    >>> y = torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> bound = -W.norm() * H.norm() / math.sqrt(2 * 3 * 2)
+    >>> abs(score_difference(W, H, y) - bound).item() < 1e-12  # equality in Lemma B.1
+    True
     """
     _check_pair(W, H, y)
     Z, N = W @ H, W.shape[-2]
@@ -167,6 +192,11 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
 
     The definition writes :math:`P_{h^\perp} h_n` for what is :math:`h_n - h` once (ii) holds; the projection itself is
     evaluated here. nan where the means, or W, are zero. ValueError as :func:`score_difference`, and for several runs.
+
+    >>> W, H = nc_configuration(N=3, K=2, M=6, lam_w=0.01, lam_h=0.01)
+    >>> distance = nc_distance(W, H, torch.tensor([0, 0, 1, 1, 2, 2]))
+    >>> max(distance.within, distance.frame, distance.duality) < 1e-12
+    True
     """
     _check_pair(W, H, y)
     if W.ndim != 2 or H.ndim != 2:
@@ -192,7 +222,7 @@ def _check_pair(W: Tensor, H: Tensor, y: Tensor) -> None:
     check_nonnegative(H)
 
 
-def check_sizes(N: int, K: int, M: int | None = None) -> None:
+def _check_sizes(N: int, K: int, M: int | None = None) -> None:
     """ValueError that names the first size that is too small; `M` is looked at where given."""
     for name, value, least in (("N", N, 2), ("K", K, 1), ("M", M, N)):
         if name == "M" and M is None:

@@ -20,7 +20,10 @@ def smooth_relu(z: Tensor, eps: float) -> Tensor:
 
     It meets Definition 7: it is continuously differentiable, :math:`0 < \sigma_\epsilon(z) < z` on the open interval
     since :math:`z - \sigma_\epsilon(z) = z(1 - s)^2`, and its slope there, :math:`s(4 - 3s)`, is positive and at most
-    4/3. `eps` = 0 is the ReLU. ValueError for a negative `eps`.
+    4/3. `eps` = 0 is the ReLU. Entry by entry, for `z` of any shape. ValueError for a negative `eps`.
+
+    >>> smooth_relu(torch.tensor([-1.0, 0.25, 0.5, 2.0]), eps=0.5).tolist()
+    [0.0, 0.1875, 0.5, 2.0]
     """
     if not eps >= 0:
         raise ValueError(f"eps={eps}: a number that is not negative is needed")
@@ -31,7 +34,13 @@ def smooth_relu(z: Tensor, eps: float) -> Tensor:
 
 
 def slope(z: Tensor, eps: float) -> Tensor:
-    """The derivative of :func:`smooth_relu`; of the ReLU, at zero, 0."""
+    r"""The derivative of :func:`smooth_relu`, :math:`s(4 - 3s)` at :math:`s = z/\epsilon` in (0, 1).
+
+    For `z` of any shape, entry by entry; that of the ReLU at zero is 0.
+
+    >>> slope(torch.tensor([-1.0, 0.25, 0.5, 2.0]), eps=0.5).tolist()
+    [0.0, 1.25, 1.0, 1.0]
+    """
     if eps == 0:
         return (z > 0).to(z.dtype)
     s = (z / eps).clamp(0, 1)
@@ -39,7 +48,12 @@ def slope(z: Tensor, eps: float) -> Tensor:
 
 
 def levels(H: Tensor, Ws: Sequence[Tensor], eps: float = 0.0) -> list[Tensor]:
-    r"""The features :math:`H_1, \dots, H_L` of all layers, `H_1` of shape `(..., d_1, N)`."""
+    r"""The features :math:`H_1, \dots, H_L` of all layers, `H_1` of shape `(..., d_1, N)`.
+
+    >>> H, W1, W2 = torch.tensor([[1.0, -1.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0]])
+    >>> [level.tolist() for level in levels(H, [W1, W2])]
+    [[[1.0, -1.0]], [[2.0, 0.0]]]
+    """
     out = [H]
     for W in Ws[:-1]:
         out.append(smooth_relu(W @ out[-1], eps))
@@ -56,6 +70,11 @@ def value_and_gradient(
 
     ValueError unless H has n columns for each of the K rows of the last weights, and there are L + 1 decays;
     with `signs`, unless there are n of them for each column.
+
+    >>> H, W = torch.zeros(1, 2, 3), torch.zeros(1, 3, 2)
+    >>> value, gradients = value_and_gradient(H, [W], lam=[0.1, 0.1], n=1)
+    >>> value.tolist(), [tuple(g.shape) for g in gradients]
+    ([0.5], [(1, 2, 3), (1, 3, 2)])
     """
     if signs is not None:
         if signs.shape != (H.shape[-1] * n,):
@@ -109,6 +128,14 @@ def descend(
         the n samples of a class is that column times its sign.
     evaluations
         Of the objective, for each value of eps.
+
+    Examples
+    --------
+    >>> random = torch.Generator().manual_seed(0)
+    >>> H, W = torch.randn(2, 4, 2, 2, generator=random, dtype=torch.float64)  # four runs
+    >>> values, _, _ = descend([H, W], lam=[0.1, 0.1], n=1)
+    >>> values.round(decimals=6).tolist()  # Theorem 3.1 of Tirer & Bruna
+    [0.18, 0.18, 0.18, 0.18]
     """
     shapes = [q.shape[1:] for q in starts]
     sizes = [shape.numel() for shape in shapes]

@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from lib.book import chapters
+from lib.book import chapters, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,15 +82,16 @@ class Book:
         assert old in text
         self.write(name, text.replace(old, new))
 
-    def start(self, *arguments):
-        environment = {key: value for key, value in os.environ.items() if key not in ("BOOK_BUILD", "PYTHONPATH")}
+    def start(self, *arguments, environment=()):
+        changed = {"BOOK_BUILD": None, "PYTHONPATH": None, **dict(environment)}
+        environment = {key: value for key, value in {**os.environ, **changed}.items() if value is not None}
         return subprocess.Popen(
             [sys.executable, "-m", "lib.book", *arguments], cwd=self.root, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, *arguments, status=0):
-        process = self.start(*arguments)
+    def run(self, *arguments, status=0, environment=()):
+        process = self.start(*arguments, environment=environment)
         output, _ = process.communicate(timeout=240)
         assert process.returncode == status, output
         return output
@@ -198,8 +199,22 @@ def test_a_module_that_is_imported_indirectly_makes_its_chapter_stale(built):
 def test_modules_that_a_chapter_does_not_import_and_the_pipeline_itself_are_no_inputs(built):
     for name in ("lib/unused.py", "lib/claims.py", "lib/book/site.py"):
         with open(built.root / name, "a") as file:
-            file.write("\n# a remark\n")
+            file.write("\nchanged = True\n")
     assert built.stale() == {}
+
+
+def test_comments_and_docstrings_of_a_module_execute_nothing_and_reach_the_pages_that_show_them(built):
+    built.write("chapters/back/ledger.md", "# Ledger\n\n```{eval-rst}\n.. autofunction:: lib.helper.answer\n```\n")
+    for text in ("The first words.", "Other words."):
+        built.write(
+            "lib/helper.py",
+            f'from lib.deeper import value\n\n# {text}\ndef answer():\n    """{text}"""\n    return (value())\n',
+        )
+        assert built.stale() == {}
+        built.run("build")
+        assert text in built.page("back/ledger")
+    built.edit("lib/helper.py", "(value())", "value() + 0")
+    assert built.stale() == {"one": "lib.helper changed"}
 
 
 def test_parameters_are_injected_where_they_are_declared(built):
@@ -225,6 +240,45 @@ while not pathlib.Path({!r}).exists():
     book.write("chapters/claims.yml", "claims: []\npending: []\n")
     book.run("execute", "--jobs", "2")
     assert set(book.executed()) == {"one", "two"}
+
+
+@pytest.mark.parametrize(
+    ("device", "usable", "gpu", "expected"),
+    [("auto", 2, False, 2), ("cpu", 16, True, 4), ("auto", 16, True, 1), ("cuda", 16, True, 1), ("cpu", 1, False, 1)],
+)
+def test_chapters_run_side_by_side_on_the_cores_and_alone_on_a_gpu(monkeypatch, device, usable, gpu, expected):
+    monkeypatch.setattr(run, "cores", lambda: usable)
+    monkeypatch.setattr(run, "_finds_gpu", lambda: gpu)
+    assert run.default_jobs(device) == expected
+
+
+def test_whether_there_is_a_gpu_is_asked_without_importing_torch_where_there_is_no_driver():
+    if any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
+        pytest.skip("there is a driver")
+    code = "import sys; from lib.book import run; assert run.default_jobs('auto'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_cores_are_shared_among_the_chapters_that_run_side_by_side(book):
+    book.chapter("two", "import os\nprint('threads', os.environ['OMP_NUM_THREADS'])")
+    book.run("execute", "--jobs", str(run.cores()), "--chapter", "two", environment={"OMP_NUM_THREADS": None})
+    assert "threads 1" in (book.build / "executed" / "chapters" / "two.ipynb").read_text()
+
+
+def test_side_by_side_the_longest_chapters_begin_first_and_those_never_executed_before_them(book, monkeypatch):
+    for name in ("three", "four"):
+        book.chapter(name, "pass")
+    for name, seconds in (("one", 3), ("three", 50)):
+        book.write(f"_build/executed/chapters/{name}.ipynb", json.dumps({"metadata": {"book": {"seconds": seconds}}}))
+    monkeypatch.setattr(run, "BUILD", book.build)
+    begun = []
+    monkeypatch.setattr(run, "_execute_all", lambda todo, *_: begun.append([page.short for page, _ in todo]) or [])
+    pages = chapters.chapters(book.root)
+    assert [page.short for page in pages] == ["four", "one", "three", "two"]
+    for jobs in (1, 2):
+        with pytest.raises(KeyError):  # nothing is executed here
+            run.execute(pages, {}, jobs, None)
+    assert begun == [["four", "one", "three", "two"], ["four", "two", "three", "one"]]
 
 
 def test_building_one_chapter_of_an_unexecuted_book_shows_the_others_without_results(book):
@@ -333,6 +387,43 @@ def test_an_edited_declaration_is_judged_anew_without_executing(built):
     assert 'data-verdict="not reproduced"' in built.page("one")
 
 
+ERRATA = """errata:
+- {id: slip, paper: feature-collapse, place: (7), printed: $a$ is new, corrected: $b$, shown_by: fc-one, how: by hand,
+   consequence: none, transcription: it is not}
+"""
+SECTION = """(erratum-slip)=
+## What slipped
+
+<!-- erratum slip -->
+
+```{code-cell} ipython3
+print("decided")
+```
+
+<!-- consequence slip -->
+
+## The end
+"""
+
+
+def test_an_erratum_is_shown_on_the_page_of_its_paper_and_rendered_anew_without_executing(built):
+    built.write("chapters/errata.yml", ERRATA)
+    assert "erratum 'slip' has no section" in built.run("build", status=2)
+    built.write("chapters/back/ledger.md", "# Errata\n\n<!-- errata -->\n\n<!-- ledger -->\n")
+    built.chapter("errata/feature-collapse", "pass", prose=SECTION)
+    built.run("build")
+    page = built.page("errata/feature-collapse")
+    assert "is new" in page and "<!-- erratum" not in page and 'href="../one.html#claim-fc-one"' in page
+    overview = built.page("back/ledger")
+    assert '<a href="../errata/feature-collapse.html#erratum-slip">What slipped</a>' in overview
+    notebook = nbformat.read(built.build / "html" / "_sources" / "chapters" / "errata" / "feature-collapse.ipynb", 4)
+    assert any("is new" in cell.source for cell in notebook.cells)
+    before = built.executed()
+    built.edit("chapters/errata.yml", "is new", "is newer")
+    built.run("build")
+    assert built.executed() == before and "is newer" in built.page("errata/feature-collapse")
+
+
 def test_the_same_seed_gives_the_same_values(built):
     def values():
         return [{**row, "seconds": None} for row in json.loads((built.build / "claims.json").read_text())]
@@ -371,12 +462,12 @@ def test_a_kernel_that_dies_is_reported_like_any_failure(book):
 
 def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built):
     site = built.page("one")
-    built.edit("chapters/one.md", "Some prose.", "See {eq}`nowhere`.")
+    built.edit("chapters/one.md", "Some prose.", "See {eq}`nowhere` and {cite}`nobody2000`.")
     for _ in range(2):  # the second time from parsed pages that Sphinx may have kept
         output = built.run("build", status=1)
-        assert "nowhere" in output and "chapters/one" in output
+        assert "nowhere" in output and "nobody2000" in output and "chapters/one" in output
     assert built.page("one") == site
-    built.edit("chapters/one.md", "See {eq}`nowhere`.", "Mended.")
+    built.edit("chapters/one.md", "See {eq}`nowhere` and {cite}`nobody2000`.", "Mended.")
     built.run("build")
     assert "Mended." in built.page("one")
 
@@ -391,6 +482,7 @@ def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built
         ("--seed", "-1", "whole number"),
         ("--seed", "1" + 30 * "0", "whole number"),
         ("--jobs", "0", "whole number"),
+        ("--jobs", "all", "auto"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(book, option, value, known):

@@ -1,6 +1,7 @@
 """The site in a real browser: every page loads, alone, and what it promises works."""
 
 import functools
+import gzip
 import http.server
 import json
 import os
@@ -8,10 +9,11 @@ import re
 import shutil
 import threading
 from pathlib import Path
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import pytest
 
+from lib import claims
 from lib.book import chapters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,17 +52,26 @@ def browser():
         running.close()
 
 
-@pytest.fixture
-def tab(browser):
-    """A page at desktop width that remembers its errors and the hosts it asked for anything."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.problems, page.hosts = [], set()
+def opened(browser, **options):
+    """A page at desktop width that remembers its errors and what it asked for."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
+    page.problems, page.requests = [], []
     page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
     page.on("pageerror", lambda error: page.problems.append(str(error)))
     page.on("response", lambda response: response.status >= 400 and page.problems.append(response.url))
-    page.on("request", lambda request: page.hosts.add(urlparse(request.url).netloc))
+    page.on("request", lambda request: page.requests.append(urlparse(request.url)))
+    return page
+
+
+@pytest.fixture
+def tab(browser):
+    page = opened(browser)
     yield page
     page.close()
+
+
+def hosts(page):
+    return {request.netloc for request in page.requests} - {""}
 
 
 def typeset(page):
@@ -69,41 +80,169 @@ def typeset(page):
     page.evaluate("() => window.MathJax?.startup?.promise")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_loads_alone_and_whole(tab, address, name):
-    tab.goto(f"{address}/{name}.html", wait_until="load")
-    typeset(tab)
-    # pictures are loaded when they come into view: bring all of them there
-    tab.evaluate("() => document.querySelectorAll('img').forEach(image => { image.loading = 'eager' })")
-    tab.wait_for_function("() => [...document.images].every(image => image.complete)")
-    assert tab.problems == []
-    assert tab.hosts - {""} == {urlparse(address).netloc}
-    assert tab.title().endswith("How Representations Collapse")
-    broken = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src.slice(0, 200))"
-    assert tab.evaluate(broken) == []
-    mute = "() => [...document.images].filter(image => !image.alt?.trim()).map(image => image.src.slice(0, 200))"
-    assert tab.evaluate(mute) == [], "figures without alt text"
-    assert tab.evaluate("() => document.querySelectorAll('mjx-merror').length") == 0
-    raw = "() => [...document.querySelectorAll('.math')].filter(math => !math.querySelector('mjx-container')).length"
-    assert tab.evaluate(raw) == 0, "mathematics that is not typeset"
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", PAGES)
-def test_no_page_scrolls_sideways(tab, address, name, width):
-    tab.set_viewport_size({"width": width, "height": 900})
-    tab.goto(f"{address}/{name}.html", wait_until="load")
-    typeset(tab)
-    overflow = """() => [...document.querySelectorAll('main *')].filter(element => {
+# what is wider than the page and not in a box that scrolls, and by how much the page can be scrolled
+SIDEWAYS = """() => [document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    [...document.querySelectorAll('main *')].filter(element => {
         const box = element.getBoundingClientRect();
+        if (!box.width || box.right <= innerWidth + 1) return false;
         for (let parent = element.parentElement; parent; parent = parent.parentElement)
             if (getComputedStyle(parent).overflowX !== 'visible' && parent !== document.body
                 && parent !== document.documentElement && !parent.matches('main, .bd-container, .bd-content'))
                 return false;
-        return box.width && box.right > innerWidth + 1;
-    }).slice(0, 5).map(element => element.outerHTML.slice(0, 120))"""
-    scrolls = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert tab.evaluate(scrolls) <= 1, tab.evaluate(overflow)
+        return true;
+    }).slice(0, 5).map(element => element.outerHTML.slice(0, 120))]"""
+# a figure's text has 12 points of 1/72 inch or more, and its picture 180 dots per inch
+LETTERS = """() => [...document.querySelectorAll('figure img')].filter(image => image.clientWidth)
+    .map(image => [12 / 72 * 180 * image.clientWidth / image.naturalWidth, image.src.slice(-20), image.alt.slice(0, 60)])"""
+AXE = """options => axe.run({include: [['article.bd-article']]}, {resultTypes: ['violations'], preload: false, ...options})
+    .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
+        .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""
+
+
+@pytest.fixture(scope="module")
+def visit(browser, address):
+    """What is seen on a page, by its name; each page is opened once for all tests that ask."""
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    @functools.cache
+    def look(name):
+        page = opened(browser)
+        page.goto(f"{address}/{name}.html", wait_until="load")
+        typeset(page)
+        seen = {"problems": page.problems, "title": page.title(), "sideways": {}}
+        # pictures are loaded when they come into view: bring all of them there
+        page.evaluate("() => document.querySelectorAll('img').forEach(image => { image.loading = 'eager' })")
+        page.wait_for_function("() => [...document.images].every(image => image.complete)")
+        broken = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src.slice(0, 200))"
+        seen["broken"] = page.evaluate(broken)
+        seen["errors of mathematics"] = page.evaluate("() => document.querySelectorAll('mjx-merror').length")
+        raw = "() => [...document.querySelectorAll('.math')].filter(math => !math.querySelector('mjx-container')).length"
+        seen["raw mathematics"] = page.evaluate(raw)
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            seen["sideways"][width] = page.evaluate(SIDEWAYS)
+            if width == 390:
+                seen["letters"] = page.evaluate(LETTERS)
+        seen["hosts"], seen["requests"] = hosts(page), list(page.requests)
+        # axe is slow on the thousands of elements of typeset mathematics and coloured code, whose colours another test sees
+        page.evaluate("() => document.querySelectorAll('mjx-container, div.highlight').forEach(part => part.remove())")
+        page.evaluate("() => document.querySelectorAll('details').forEach(part => { part.open = true })")
+        page.evaluate(AXE_SCRIPT)
+        seen["axe"] = page.evaluate(AXE, {"rules": {"color-contrast": {"enabled": False}}})
+        page.close()
+        return seen
+
+    return look
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_loads_alone_and_whole(visit, address, name):
+    seen = visit(name)
+    assert seen["problems"] == []
+    assert seen["hosts"] == {urlparse(address).netloc}
+    assert seen["title"].endswith("How Representations Collapse")
+    assert seen["broken"] == [], "pictures that do not load"
+    assert seen["errors of mathematics"] == 0
+    assert seen["raw mathematics"] == 0, "mathematics that is not typeset"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_scrolls_sideways(visit, name, width):
+    distance, elements = visit(name)["sideways"][width]
+    assert distance <= 1, elements
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_has_a_serious_finding_of_axe(visit, name):
+    assert visit(name)["axe"] == []
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_text_of_figures_is_legible_on_a_phone(visit, name):
+    assert [letter for letter in visit(name)["letters"] if letter[0] < 7] == []
+
+
+CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/back/building", "chapters/back/ledger",
+            "chapters/errata/low-rank-bias"]  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", CONTRAST)
+def test_text_stands_out_from_its_background_in_both_themes(browser, address, name, theme):
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    page = opened(browser, color_scheme=theme)
+    page.route("**/mathjax/**", lambda route: route.abort())
+    page.goto(f"{address}/{name}.html", wait_until="load")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == theme
+    page.evaluate("() => [...document.querySelectorAll('div.highlight')].slice(6).forEach(part => part.remove())")
+    page.evaluate(AXE_SCRIPT)
+    assert page.evaluate(AXE, {"runOnly": ["color-contrast"]}) == []
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["chapters/intro", "chapters/back/ledger", "search"])
+def test_the_frame_of_the_pages_has_no_serious_finding_of_axe_either(browser, address, name):
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    page = opened(browser)
+    page.route("**/mathjax/**", lambda route: route.abort())
+    page.goto(f"{address}/{name}.html", wait_until="load")
+    page.evaluate("() => document.querySelectorAll('.bd-article > * > *').forEach(part => part.remove())")
+    page.evaluate(AXE_SCRIPT)
+    whole = AXE.replace("{include: [['article.bd-article']]}", "document")
+    assert page.evaluate(whole, {}) == []
+    page.close()
+
+
+def test_the_first_page_is_light(visit, smoke_book):
+    """Less than a megabyte over the wire, where text is compressed as any static host does; 3 MB unpacked."""
+    packed = raw = 0
+    for request in visit(PAGES[0])["requests"]:
+        if request.netloc:
+            content = (smoke_book.html / unquote(request.path).lstrip("/")).read_bytes()
+            text = request.path.endswith((".html", ".js", ".css", ".svg"))
+            raw += len(content)
+            packed += len(gzip.compress(content, 6)) if text else len(content)
+    assert packed < 1e6, f"{packed} bytes, {raw} unpacked"
+    assert raw < 3e6
+
+
+def test_mathematics_is_loaded_where_there_is_some_and_the_search_index_where_it_is_searched(visit, smoke_book):
+    for name in ("chapters/back/ledger", "chapters/feature-collapse/theorems"):
+        loaded = {request.path for request in visit(name)["requests"]}
+        mathematics = 'class="math' in (smoke_book.html / f"{name}.html").read_text(encoding="utf8")
+        assert any("mathjax" in path for path in loaded) == mathematics
+        assert not any("searchindex" in path or "fontawesome.js" in path for path in loaded)
+
+
+def test_icons_are_there(tab, address):
+    tab.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
+    width = """() => [...document.querySelectorAll('i[class*=fa-]')].filter(icon => icon.offsetParent).map(icon =>
+        [icon.className, getComputedStyle(icon, '::before').content, getComputedStyle(icon, '::before').fontFamily])"""
+    shown = tab.evaluate(width)
+    assert len(shown) >= 3
+    assert all(len(content) == 3 and "Awesome" in family for _, content, family in shown), shown
+    assert tab.evaluate("() => document.fonts.check('900 16px \"Font Awesome 6 Free\"', '\uf0c9')")
+
+
+ANIMATED = [page.name for page in chapters.chapters(ROOT) if "figures.animation(" in page.text]
+
+
+@pytest.mark.parametrize("name", ANIMATED)
+def test_animations_play(tab, address, name):
+    tab.goto(f"{address}/{name}.html", wait_until="load")
+    players = tab.locator("div.animation")
+    assert players.count() > 0
+    for number in range(players.count()):
+        image = players.nth(number).locator("img")
+        first = image.get_attribute("src")
+        tab.wait_for_timeout(200)  # it stands still until it is told to play
+        assert image.get_attribute("src") == first
+        players.nth(number).locator("button[title=Play]").click()
+        tab.wait_for_function("([image, first]) => image.src !== first", arg=[image.element_handle(), first])
+    assert tab.problems == []
 
 
 def test_the_entry_page_leads_into_the_book(tab, address):
@@ -117,28 +256,64 @@ def test_search_finds_a_term_of_the_book(tab, address):
     tab.wait_for_selector("#search-results li a")
     assert "feature-collapse" in tab.locator("#search-results").inner_html()
     assert tab.problems == []
-    assert tab.hosts - {""} == {urlparse(address).netloc}
+    assert hosts(tab) == {urlparse(address).netloc}
 
 
-def test_the_ledger_is_filtered_by_paper_and_verdict(tab, address):
+def visible(tab, and_so=""):
+    rows = f"[...document.querySelectorAll('table#ledger tbody tr{and_so}')].filter(row => row.offsetParent)"
+    return tab.evaluate(f"() => {rows}.length")
+
+
+def test_the_ledger_is_filtered_by_paper_kind_verdict_and_text(tab, address):
     tab.goto(f"{address}/chapters/back/ledger.html", wait_until="load")
-
-    def visible():
-        return tab.evaluate(
-            "() => [...document.querySelectorAll('table#ledger tbody tr')].filter(row => row.offsetParent).length"
-        )
-
-    everything = visible()
-    tab.select_option("select#ledger-paper", "feature-collapse")
-    of_the_paper = visible()
-    assert 0 < of_the_paper < everything
-    tab.select_option("select#ledger-paper", "")
-    assert visible() == everything
-    tab.select_option("select#ledger-verdict", "not written yet")
-    assert 0 < visible() < everything
-    tab.select_option("select#ledger-paper", "feature-collapse")
-    assert visible() == 0, "every claim of this paper has its chapter"
+    everything = visible(tab)
+    assert everything == len(claims.declarations())
+    for key, value in (("paper", "feature-collapse"), ("kind", "theorem"), ("verdict", "not run")):
+        tab.select_option(f"select#ledger-{key}", value)
+        assert 0 < visible(tab) == visible(tab, f'[data-{key}="{value}"]')
+        tab.select_option(f"select#ledger-{key}", "")
+        assert visible(tab) == everything
+    tab.select_option("select#ledger-paper", "low-rank-bias")
+    tab.fill("#ledger-text", "LR-THM5 theorem")
+    assert 0 < visible(tab) < 5
+    assert tab.locator("#ledger-shown").inner_text() == f"{visible(tab)} of {everything} claims"
+    tab.fill("#ledger-text", "no claim says this")
+    assert visible(tab) == 0
     assert tab.problems == []
+
+
+def test_the_address_carries_the_filters_of_the_ledger_and_the_counts_are_filters(tab, address):
+    tab.goto(f"{address}/chapters/back/ledger.html?paper=low-rank-bias&kind=theorem&verdict=nonsense", wait_until="load")
+    both = visible(tab)
+    assert 0 < both == visible(tab, "[data-paper=low-rank-bias][data-kind=theorem]")
+    tab.select_option("select#ledger-kind", "")
+    assert visible(tab) > both
+    assert urlparse(tab.url).query == "paper=low-rank-bias"
+    count = tab.locator('.ledger-tally a[data-verdict="not run"]')
+    number = int(count.locator("strong").inner_text())
+    assert number == visible(tab, '[data-paper=low-rank-bias][data-verdict="not run"]')
+    count.click()
+    assert visible(tab) == number
+    assert urlparse(tab.url).query == "paper=low-rank-bias&verdict=not+run"
+    tab.reload()
+    assert visible(tab) == number
+    count.click()
+    assert urlparse(tab.url).query == "paper=low-rank-bias"
+    tab.go_back()
+    assert urlparse(tab.url).query == "paper=low-rank-bias&verdict=not+run"
+    assert tab.problems == []
+
+
+def test_a_row_of_the_ledger_leads_to_the_cell_that_measures_it(tab, address):
+    tab.goto(f"{address}/chapters/back/ledger.html", wait_until="load")
+    tab.locator("#ledger-fc-thm1-constant a").first.click()
+    tab.wait_for_url("**/feature-collapse/*.html#claim-fc-thm1-constant")
+    tab.wait_for_load_state("load")
+    typeset(tab)
+    in_view = "() => document.querySelector('#claim-fc-thm1-constant').getBoundingClientRect().top"
+    tab.wait_for_function(f"() => {{ const top = ({in_view})(); return 0 <= top && top < innerHeight }}", timeout=5000)
+    tab.locator("#claim-fc-thm1-constant a").first.click()
+    tab.wait_for_url("**/ledger.html#ledger-fc-thm1-constant")
 
 
 def test_the_theme_switches_to_dark_and_back(tab, address):

@@ -110,9 +110,9 @@ a_sentence = torch.tensor([[0, 3]])
         (lambda: scores(torch.ones(4, 3), torch.ones(2, 5, 3), torch.zeros(1, 6).long()), "L=6.*L=5"),
         (lambda: SentenceSet(torch.tensor([[0, 4]]), 4), r"words 0 to 4.*n_w - 1 = 3"),
         (lambda: SentenceSet(torch.tensor([[0, -1]]), 4), r"words -1 to 0.*n_w - 1 = 3"),
-        (lambda: SentenceSet(a_sentence, 4)(torch.ones(4, 3), torch.ones(2, 2, 5)), "d=3.*d=5"),
-        (lambda: SentenceSet(a_sentence, 4)(torch.ones(4, 3), torch.ones(2, 3, 3)), r"\(3, 4, 2\).*L=2"),
-        (lambda: SentenceSet(a_sentence, 4)(torch.ones(5, 3), torch.ones(2, 2, 3)), r"\(2, 5, 2\).*n_w=4"),
+        (lambda: SentenceSet(a_sentence, 4).cross_entropy(torch.ones(4, 3), torch.ones(2, 2, 5), None), "d=3.*d=5"),
+        (lambda: SentenceSet(a_sentence, 4).cross_entropy(torch.ones(4, 3), torch.ones(2, 3, 3), None), "L=3.*L=2"),
+        (lambda: SentenceSet(a_sentence, 4).cross_entropy(torch.ones(5, 3), torch.ones(2, 2, 3), None), "n_w=5.*n_w=4"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(call, message):
@@ -128,45 +128,50 @@ def test_a_word_outside_the_vocabulary_is_refused():
 # Prepared sentences ---------------------------------------------------------------------------------------------------
 
 
-@quick
-@given(problems(), networks)
-def test_prepared_sentences_have_the_same_scores_and_gradients(problem, normalize):
-    W, U, x, _ = problem
-    weight = torch.cos(torch.arange(len(x) * len(U), dtype=torch.float64)).reshape(len(x), len(U))
-
-    def value_and_gradients(function):
-        variables = [W.clone().requires_grad_(), U.clone().requires_grad_()]
-        value = function(*variables)
-        return value, *torch.autograd.grad((value * weight).sum(), variables)
-
-    direct = value_and_gradients(lambda W, U: scores(W, U, x, normalize))
-    prepared = value_and_gradients(lambda W, U: SentenceSet(x, len(W))(W, U, normalize))
-    for expected, found in zip(direct, prepared, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize(
-    "x, n_w, K",
-    [
-        ([[0, 1], [2, 0], [1, 2]], 3, 2),
-        ([[0, 0], [3, 3], [0, 0]], 5, 2),  # words repeated within a sentence, words 1, 2 and 4 never seen
-        ([[1, 0, 1]], 3, 1),  # one sentence, one class, a word never seen
-    ],
+#: Sizes (N, n_w, L, K, d) for which the scores are computed directly, and for which they are read off the products.
+ways = pytest.mark.parametrize(
+    "N, n_w, L, K, d",
+    [(7, 9, 3, 4, 5), (3, 4, 2, 1, 1), (2500, 6, 2, 3, 4), (40, 3, 2, 5, 30), (2500, 4, 3, 2, 12), (30, 2, 1, 3, 25)],
 )
-def test_gradients_of_prepared_sentences_are_slopes(x, n_w, K, normalize):
-    x, generator = torch.tensor(x), torch.Generator().manual_seed(1)
-    W = torch.randn(n_w, 3, dtype=torch.float64, generator=generator, requires_grad=True)
-    U = torch.randn(K, x.shape[1], 3, dtype=torch.float64, generator=generator, requires_grad=True)
+
+
+def drawn_problem(N, n_w, L, K, d):
+    generator = torch.Generator().manual_seed(N + d)
+    W = torch.randn(n_w, d, dtype=torch.float64, generator=generator).requires_grad_()
+    U = torch.randn(K, L, d, dtype=torch.float64, generator=generator).requires_grad_()
+    x = torch.randint(max(n_w - 1, 1), (N, L), generator=generator)  # the last word is never seen
+    return W, U, x, torch.randint(K, (N,), generator=generator)
+
+
+@ways
+@pytest.mark.parametrize("normalize", [False, True])
+def test_prepared_sentences_have_the_cross_entropy_of_the_scores_and_its_gradients(N, n_w, L, K, d, normalize):
+    W, U, x, y = drawn_problem(N, n_w, L, K, d)
+    if normalize and d == 1:
+        return
+    expected = torch.nn.functional.cross_entropy(scores(W, U, x, normalize), y)
+    found = SentenceSet(x, n_w).cross_entropy(sentences.word_features(W, normalize), U, y)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    slopes = [torch.autograd.grad(3 * value, (W, U)) for value in (expected, found)]
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-12, rtol=1e-10)
+
+
+@ways
+def test_a_second_call_does_not_change_the_gradients_of_the_first(N, n_w, L, K, d):
+    W, U, x, y = drawn_problem(N, n_w, L, K, d)
     prepared = SentenceSet(x, n_w)
-    assert torch.autograd.gradcheck(lambda W, U: prepared(W, U, normalize), (W, U))
+    first = prepared.cross_entropy(W, U, y)
+    prepared.cross_entropy(2 * W, -U, y)
+    alone = SentenceSet(x, n_w).cross_entropy(W, U, y)
+    for one, other in zip(torch.autograd.grad(first, (W, U)), torch.autograd.grad(alone, (W, U)), strict=True):
+        assert torch.equal(one, other)
 
 
-def test_scores_from_products_need_no_factors():
-    x = torch.tensor([[2, 0], [1, 1]])
-    V = torch.arange(12, dtype=torch.float64).reshape(2, 3, 2) ** 2
-    expected = [[(V[0, i, k] + V[1, j, k]).item() for k in range(2)] for i, j in x.tolist()]
-    assert SentenceSet(x, 3).scores_from_products(V).tolist() == expected
+def test_a_sentence_far_on_the_wrong_side_has_a_finite_loss():
+    W, U = torch.tensor([[1.0]]), torch.tensor([[[0.0]], [[2000.0]]])
+    loss = SentenceSet(torch.tensor([[0]]), 1).cross_entropy(W, U, torch.tensor([0]))
+    assert loss.item() == 2000.0
 
 
 @quick

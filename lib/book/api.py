@@ -1,0 +1,118 @@
+"""The API pages: which names of `lib` are public, and the directives by which Sphinx shows their docstrings.
+
+A name is public if a module defines it without a leading underscore, or lists it in `__all__`; a constant counts once
+a comment `#:` documents it. Sources are read, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Name(NamedTuple):
+    """A public name: where readers import it from, what it is, its docstring, and the public members of a class."""
+
+    module: str
+    name: str
+    kind: str  # function, class or data
+    doc: str
+    members: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the docstring, on one line of reStructuredText."""
+        first = " ".join(self.doc.strip().split("\n\n")[0].split())
+        return re.split(r"(?<!al)(?<!eq)(?<!\.)\.(?=\s+[A-Z`:])", first)[0].rstrip(".")
+
+
+def modules() -> list[str]:
+    """The public modules of `lib`, in alphabetical order; a package that has `__all__` stands for its modules."""
+    found = []
+    for path in sorted((ROOT / "lib").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if "book" not in path.relative_to(ROOT).parts and public(name):
+            found.append(name)
+    return [name for name in found if name.rpartition(".")[0] not in found]
+
+
+@cache
+def public(module: str) -> tuple[Name, ...]:
+    """The public names of a module, in the order of its source, or of its `__all__`."""
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = path.read_text(encoding="utf-8")
+    tree, lines = ast.parse(text), text.splitlines()
+    listed = _listed(tree)
+    if listed is not None:
+        sources = {alias.asname or alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom)
+                   for alias in node.names if (node.module or "").startswith("lib.")}  # fmt: skip
+        known = {name: found for name, source in sources.items() for found in public(source) if found.name == name}
+        return tuple(known[name]._replace(module=module) for name in listed if name in known)
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            is_class = isinstance(node, ast.ClassDef)
+            members = tuple(
+                n.name for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")
+            ) if is_class else ()  # fmt: skip
+            kind = "class" if is_class else "function"
+            found.append(Name(module, node.name, kind, ast.get_docstring(node) or "", members))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and not target.id.startswith("_") and (doc := _comment(lines, node.lineno)):
+                found.append(Name(module, target.id, "data", doc))
+    return tuple(found)
+
+
+def _listed(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            return ast.literal_eval(node.value)
+    return None
+
+
+def _comment(lines: list[str], number: int) -> str:
+    """The text of the lines that begin with `#:` right above line `number`, counted from 1."""
+    first = number - 1
+    while first and lines[first - 1].startswith("#:"):
+        first -= 1
+    return "\n".join(line[2:].strip() for line in lines[first : number - 1])
+
+
+def fill(text: str) -> str:
+    """A page's `<!-- api-table MODULE -->` and `<!-- api MODULE -->` replaced by tables and by documentation."""
+    text = re.sub(r"<!-- api-table ([\w.]+) -->", lambda match: _table(match[1]), text)
+    return re.sub(r"<!-- api ([\w.]+) -->", lambda match: _documentation(match[1]), text)
+
+
+def _table(module: str) -> str:
+    """One row for each public name: a link and the first sentence."""
+    role = {"function": "func", "class": "class", "data": "data"}
+    rows = [f"   * - :{role[n.kind]}:`~{n.module}.{n.name}`\n     - {n.summary}" for n in public(module)]
+    head = [f".. py:currentmodule:: {module}", "", ".. list-table::", "   :widths: 3 7", "   :class: api-table", ""]
+    return _rst(head + rows)
+
+
+def _documentation(module: str) -> str:
+    """The docstrings of the module and of its public names."""
+    lines = [f"``{module}``", "", f".. automodule:: {module}", ""]
+    for name in public(module):
+        if name.kind == "data":
+            lines += [f".. py:data:: {name.name}", f"   :module: {module}", ""]
+            lines += [f"   {line}" for line in name.doc.splitlines()]
+        else:
+            lines.append(f".. auto{name.kind}:: {module}.{name.name}")
+            if name.members:
+                lines.append(f"   :members: {', '.join(name.members)}")
+        lines.append("")
+    return _rst(lines)
+
+
+def _rst(lines: list[str]) -> str:
+    return "\n".join(["```{eval-rst}", *lines, "```"])

@@ -1,0 +1,73 @@
+"""Last touches on a finished site: what the theme sends and no page needs goes, and so do names given twice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+#: The theme's scripts that do what other files of the site do already: icons (there is a font of them) ...
+_ICONS = re.compile(r'\s*(<!-- So that users can add custom icons -->\s*)?<script[^>]*scripts/fontawesome\.js[^>]*></script>')
+#: ... and the search, whose index is half a megabyte.
+_SEARCH = re.compile(r'\s*<script src="[^"]*(searchtools|language_data|searchindex)\.js[^"]*"></script>')
+_RULE = re.compile(r'((?:\.fa-[a-z0-9-]+:before,?)+)\{content:"(\\[0-9a-f]+|.)"\}')
+_FACE = re.compile(r'url\([^)]*\.woff2\) format\("woff2"\),(?=url\([^)]*/(fa-[a-z]+-\d+)\.ttf\))')
+
+
+def trim(site: Path) -> None:
+    """Make the pages of a finished site light: icons as a font of those in use, and the search where it is used."""
+    used = set()
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf8")
+        used |= set(re.findall(r"\bfa-[a-z0-9-]+", text))
+        light = _ICONS.sub("", text)
+        if page != site / "search.html":
+            light = _SEARCH.sub("", light)
+        light = light.replace('<summary><span class="toctree-toggle"', '<summary aria-label="Pages of this part"><span class="toctree-toggle"')
+        # sphinx-proof gives the same name to all its boxes
+        light = light.replace(' id="proof-content"', "").replace('"proof admonition" id="proof"', '"proof admonition a-proof"')
+        if light != text:
+            page.write_text(light, encoding="utf8")
+    static = site / "_static"
+    for script in (static / "scripts").glob("*.js"):
+        if script.name != "fontawesome.js":
+            used |= set(re.findall(r"\bfa-[a-z0-9-]+", script.read_text(encoding="utf8")))
+    for path in {*static.rglob("*.map"), *static.glob("scripts/fontawesome.js*")}:
+        path.unlink()
+    _trim_icons(static, used)
+
+
+def _trim_icons(static: Path, used: set[str]) -> None:
+    """Keep, of the style sheet's icons and of their fonts, the used ones and those that style sheets name by number."""
+    characters, sheets = set(), {}
+    for path in static.rglob("*.css"):
+        sheets[path] = path.read_text(encoding="utf8")
+        characters |= {int(code, 16) for code in re.findall(r'"\\([ef][0-9a-f]{3})"', _RULE.sub("", sheets[path]))}
+        characters |= {ord(sign) for sign in _RULE.sub("", sheets[path]) if "\ue000" <= sign <= "\uf8ff"}
+
+    def keep(rule) -> str:
+        if used.isdisjoint(re.findall(r"fa-[a-z0-9-]+", rule[1])):
+            return ""
+        characters.add(int(rule[2][1:], 16) if rule[2].startswith("\\") else ord(rule[2]))
+        return rule[0]
+
+    for path, text in sheets.items():
+        light = _FACE.sub("", _RULE.sub(keep, text)).replace("div#proof{", "div.a-proof {")
+        if light != text:
+            path.write_text(light, encoding="utf8")
+    fonts = static / "vendor" / "fontawesome" / "webfonts"
+    for path in fonts.glob("*.ttf"):
+        _subset(path, characters)
+    for path in fonts.glob("*.woff2"):
+        path.unlink()
+
+
+def _subset(path: Path, characters: set[int]) -> None:
+    """Reduce a font to some of its characters, in place."""
+    from fontTools import subset
+
+    options = subset.Options(drop_tables=["FFTM"], layout_features=[], recalc_timestamp=False)
+    font = subset.load_font(str(path), options)
+    worker = subset.Subsetter(options)
+    worker.populate(unicodes=characters)
+    worker.subset(font)
+    subset.save_font(font, str(path), options)

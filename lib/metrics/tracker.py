@@ -1,0 +1,105 @@
+r"""Measures of collapse while a network trains, from any training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from torch import nn
+
+from lib.metrics.streaming import Measures, measure
+
+
+class Tracker:
+    """Measures a model each time it is called, and keeps what it found.
+
+        tracker = Tracker(model, loader)
+        for epoch in range(epochs):
+            ...  # one epoch of any training loop
+            tracker(epoch)
+        tracker.plot()
+
+    Called between epochs it leaves training as it was: the mode of every part of the model, its buffers, gradients and
+    the generators of random numbers (:func:`measure`). It also serves as the `callback` of :func:`lib.train.train`.
+
+    Parameters
+    ----------
+    model, loader, layers
+        As in :func:`measure`. A loader that can be read once only is refused.
+    every
+        Calls with an epoch that is no multiple of it measure nothing. Or a collection of the epochs that are measured.
+    options
+        Everything else that :func:`measure` takes: `test_loader`, `nc4`, `reduce`, `head`, `K`, `device`.
+
+    Attributes
+    ----------
+    rows
+        One dictionary for each epoch and layer: `epoch`, and a row of :func:`measure`. `pandas.DataFrame(tracker.rows)`
+        makes a table of them.
+    last
+        :class:`Measures` of the last call that measured, None before the first.
+
+    Raises
+    ------
+    ValueError
+        For an `every` that is no positive number and a loader that can be read once only; at a call, as
+        :func:`measure`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Iterable | Callable[[], Iterable],
+        layers: str | Iterable[str] | None = None,
+        *,
+        every: int | Collection[int] = 1,
+        **options,
+    ):
+        for name, given in (("loader", loader), ("test_loader", options.get("test_loader"))):
+            if isinstance(given, Iterator):
+                raise ValueError(f"{name} can be read once only: give a DataLoader, a list or a function")
+        if not isinstance(every, Collection) and not (isinstance(every, int) and every > 0):
+            raise ValueError(f"every = {every!r}: a positive whole number or a collection of epochs is needed")
+        self.model, self.loader, self.every, self.options = model, loader, every, options
+        self.layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
+        self.rows: list[dict] = []
+        self.last: Measures | None = None
+
+    def __call__(self, epoch: int) -> dict[str, float]:
+        """Measure the model as it is now; the numbers, under names like `"nc1 penultimate"`. Empty where not due."""
+        due = epoch in self.every if isinstance(self.every, Collection) else epoch % self.every == 0
+        if not due:
+            return {}
+        self.last = measure(self.model, self.loader, self.layers, **self.options)
+        self.rows += [{"epoch": epoch} | row for row in self.last]
+        return {
+            f"{column} {row['layer']}": value
+            for row in self.last
+            for column, value in row.items()
+            if column not in ("layer", "d", "samples") and value is not None
+        }
+
+    def curve(self, column: str, layer: str | None = None) -> tuple[list[int], list[float]]:
+        """Epochs and values of one column of one layer, the last one unless named.
+
+        ValueError if nothing was measured, for a layer that is not tracked, and for a column without numbers there.
+        """
+        if not self.rows:
+            raise ValueError("nothing was measured yet")
+        layers = [row["layer"] for row in self.last]
+        layer = layers[-1] if layer is None else layer
+        if layer not in layers:
+            raise ValueError(f"the layer {layer!r} is not tracked, but {', '.join(layers)}")
+        rows = [row for row in self.rows if row["layer"] == layer]
+        if any(row.get(column) is None for row in rows) or column == "layer":
+            known = ", ".join(name for name, value in rows[-1].items() if value is not None and name != "layer")
+            raise ValueError(f"no column {column!r} of the layer {layer!r}; it has {known}")
+        return [row["epoch"] for row in rows], [row[column] for row in rows]
+
+    def plot(self, columns: Iterable[str] | None = None):
+        """A matplotlib figure over the epochs: one panel for each column, by default all but two, a line per layer.
+
+        ValueError if nothing was measured, and for a column that no layer has.
+        """
+        from lib.metrics.pictures import over_epochs  # matplotlib is imported by who wants a picture
+
+        return over_epochs(self, columns)

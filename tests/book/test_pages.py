@@ -1,0 +1,332 @@
+"""The pages as they are written: links, headings, figures and words, read from the HTML of the finished site."""
+
+import ast
+import functools
+import gzip
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from lib import claims
+from lib.book import chapters
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [page.name for page in chapters.pages(ROOT)]
+CHAPTERS = [page.name for page in chapters.chapters(ROOT)]
+BIBLIOGRAPHY = "chapters/back/bibliography"
+VOID = "area base br col embed hr img input link meta source track wbr path circle rect line".split()
+
+
+class Element:
+    def __init__(self, tag, attributes, parent):
+        self.tag, self.attributes, self.parent = tag, attributes, parent
+        self.children = []  # elements and strings
+
+    @property
+    def classes(self):
+        return set((self.attributes.get("class") or "").split())
+
+    def elements(self):
+        """All elements below this one, in the order of the page."""
+        for child in self.children:
+            if isinstance(child, Element):
+                yield child
+                yield from child.elements()
+
+    def find(self, *tags):
+        return [element for element in self.elements() if element.tag in tags]
+
+    def above(self):
+        element = self.parent
+        while element is not None:
+            yield element
+            element = element.parent
+
+    def text(self, leave_out=lambda element: False):
+        parts = []
+        for child in self.children:
+            if isinstance(child, str):
+                parts.append(child)
+            elif not leave_out(child):
+                parts.append(child.text(leave_out))
+        return "".join(parts) if self.tag in ("em", "strong", "a", "span", "sub", "sup", "b", "i") else f" {' '.join(parts)} "
+
+
+class Tree(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.root = self.here = Element("", {}, None)
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        element = Element(tag, dict(attributes), self.here)
+        self.here.children.append(element)
+        if tag not in VOID:
+            self.here = element
+
+    def handle_startendtag(self, tag, attributes):
+        self.here.children.append(Element(tag, dict(attributes), self.here))
+
+    def handle_endtag(self, tag):
+        for element in [self.here, *self.here.above()]:
+            if element.tag == tag:
+                self.here = element.parent
+                break
+
+    def handle_data(self, data):
+        self.here.children.append(data)
+
+
+@pytest.fixture(scope="module")
+def tree(smoke_book):
+    """The parsed page of a name."""
+    return functools.cache(lambda name: Tree((smoke_book.html / f"{name}.html").read_text(encoding="utf8")).root)
+
+
+@pytest.fixture(scope="module")
+def article(tree):
+    """The part of a page that the book wrote."""
+
+    @functools.cache
+    def of(name):
+        (found,) = (element for element in tree(name).find("article") if "bd-article" in element.classes)
+        return found
+
+    return of
+
+
+# -------------------------------------------------------------------------------------------------------------- links
+
+
+@pytest.fixture(scope="module")
+def site(smoke_book):
+    """All HTML files of the site by their address: the names of the chapters, the index, and what Sphinx adds."""
+    return sorted(path.relative_to(smoke_book.html).with_suffix("").as_posix() for path in smoke_book.html.rglob("*.html")
+                  if not {"_static", "_sources"} & set(path.relative_to(smoke_book.html).parts))  # fmt: skip
+
+
+def test_every_internal_link_leads_to_a_file_and_every_fragment_to_an_element(smoke_book, site, tree):
+    targets = {name: {element.attributes.get("id") for element in tree(name).elements()} for name in site}
+    broken = []
+    for name in site:
+        for element in tree(name).elements():
+            for key in ("href", "src", "data-src", "poster"):
+                address = element.attributes.get(key)
+                if not address or (parts := urlsplit(address)).scheme or parts.netloc:
+                    continue
+                path = (smoke_book.html / name).parent / unquote(parts.path) if parts.path else smoke_book.html / f"{name}.html"
+                file = Path(path).resolve()
+                if not file.is_file():
+                    broken.append(f"{name}: {address}")
+                elif parts.fragment and file.suffix == ".html":
+                    page = file.relative_to(smoke_book.html.resolve()).with_suffix("").as_posix()
+                    if unquote(parts.fragment) not in targets[page]:
+                        broken.append(f"{name}: {address}")
+    assert sorted(set(broken)) == []
+
+
+def test_no_name_of_an_element_stands_twice_on_a_page(site, tree):
+    double = {}
+    for name in site:
+        names = [element.attributes["id"] for element in tree(name).elements() if element.attributes.get("id")]
+        if twice := sorted({one for one in names if names.count(one) > 1}):
+            double[name] = twice
+    assert double == {}
+
+
+def test_only_prose_leads_out_of_the_site_and_nothing_is_fetched_from_elsewhere(site, tree):
+    fetched, linked = [], []
+    for name in site:
+        for element in tree(name).elements():
+            for key in ("href", "src", "action", "data-src", "poster"):
+                address = element.attributes.get(key) or ""
+                if address.startswith(("http:", "https:", "//")):
+                    article = any("bd-article" in parent.classes for parent in element.above())
+                    (linked if element.tag == "a" and article else fetched).append(f"{name}: {address}")
+    assert fetched == []
+    assert all(": https://" in link for link in linked), linked
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_citation_leads_to_the_bibliography(name, article):
+    cited = [element for element in article(name).elements() if "bibtex-citation" in element.classes]
+    for element in cited:
+        links = element.find("a")
+        assert links and all("#" in link.attributes["href"] for link in links), element.text()
+    assert "[?]" not in article(name).text()
+
+
+# ----------------------------------------------------------------------------------------------------------- structure
+
+
+def headings(element):
+    return [(int(one.tag[1]), " ".join(one.text(lambda part: "headerlink" in part.classes).split()))
+            for one in element.find("h1", "h2", "h3", "h4", "h5", "h6")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_one_title_and_no_heading_skips_a_level(name, article):
+    found = headings(article(name))
+    assert [level for level, _ in found].count(1) == 1 and found[0][0] == 1
+    skipped = [text for (before, _), (level, text) in zip(found, found[1:], strict=False) if level > before + 1]
+    assert skipped == []
+    assert all(text for _, text in found)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_with_a_paragraph_that_says_what_it_shows(name, article):
+    (title,) = article(name).find("h1")
+    after = [child for child in title.parent.children if isinstance(child, Element)]
+    after = [child for child in after[after.index(title) + 1 :] if "run-note" not in child.classes and child.tag != "span"]
+    assert after and after[0].tag == "p", "no paragraph stands right under the title"
+    assert len(after[0].text().split()) >= 12, after[0].text()
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_chapter_that_checks_claims_ends_with_what_was_measured(name, article):
+    if any("claim" in element.classes for element in article(name).elements()):
+        assert [text for level, text in headings(article(name)) if level == 2][-1] == "What was measured"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_figure_has_a_caption_and_says_its_message_in_words(name, article):
+    for image in article(name).find("img"):
+        around = list(image.above())
+        assert len((image.attributes.get("alt") or "").split()) >= 4, image.attributes.get("src", "")[:100]
+        if not any("animation" in element.classes for element in around):
+            figure = next((element for element in around if element.tag == "figure"), None)
+            assert figure is not None, f"{image.attributes.get('src')} is no figure"
+            (caption,) = figure.find("figcaption")
+            assert len(caption.text().split()) >= 3, figure.attributes.get("id")
+
+
+def test_every_claim_and_every_erratum_can_be_reached_from_the_ledger(smoke_book, tree):
+    links = {link.attributes.get("href") for link in tree("chapters/back/ledger").find("a")}
+    _, errata, pending = claims.validate()
+    for name in claims.declarations():
+        if name not in pending:
+            assert any(link and link.endswith(f"#claim-{name}") for link in links), name
+    for erratum in (erratum for shown in errata.values() for erratum in shown):
+        assert f"../errata/{erratum['paper']}.html#erratum-{erratum['id']}" in links
+
+
+# ------------------------------------------------------------------------------------------------------------- weight
+
+
+def weight(path):
+    """Bytes of a file, and those that a static host sends for it: text is compressed."""
+    content = path.read_bytes()
+    return len(content), len(gzip.compress(content, 6)) if path.suffix in (".html", ".js", ".css", ".svg") else len(content)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_with_its_pictures_weighs_less_than_six_megabytes(name, smoke_book, tree):
+    page = smoke_book.html / f"{name}.html"
+    pictures = {(page.parent / unquote(urlsplit(image.attributes["src"]).path)).resolve() for image in tree(name).find("img")
+                if not image.attributes["src"].startswith("data:")}  # fmt: skip
+    assert weight(page)[0] + sum(weight(path)[0] for path in pictures) < 6e6
+
+
+# ------------------------------------------------------------------------------------------------------------ spelling
+
+#: British spellings, by what their American form has in their place.
+BRITISH = [("our", "or"), ("is", "iz"), ("ys", "yz"), ("ll", "l"), ("tre", "ter"), ("ogue", "og"), ("ence", "ense"), ("mme", "m"),
+           ("tred", "tered"), ("tring", "tering")]  # fmt: skip
+NO_PROSE = {"pre", "code", "script", "style", "svg", "kbd", "button", "select", "dt"}
+
+
+def no_prose(element):
+    outside = {"math", "headerlink", "bibtex-citation", "claim-head", "claim-table", "animation", "output", "highlight"}
+    return element.tag in NO_PROSE or bool(element.classes & outside)
+
+
+def words_of(element):
+    """The words of a page's prose, captions and alt texts; names in code, mathematics and outputs are left out."""
+    text = element.text(no_prose)
+    text += " ".join(image.attributes.get("alt") or "" for image in element.find("img"))
+    text = re.sub(r"\S*[\d_/@\\=]\S*|https?:\S+|\b(?:fc|ufm|md|lr|x|ex)-[\w-]+|\w+\.\w+", " ", text.replace("’", "'").replace("\u2060", ""))
+    for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", text):
+        plain = re.sub(r"'s$|'$", "", word)
+        if len(plain) > 2 and not plain.isupper() and not re.search(r".[A-Z]", plain):
+            yield plain
+
+
+@pytest.fixture(scope="module")
+def dictionary():
+    from spellchecker import SpellChecker
+
+    return SpellChecker(language="en", distance=1).word_frequency.dictionary
+
+
+def is_known(word, dictionary):
+    """Is a word in the dictionary, or its American spelling, both with a common beginning or as a plural?"""
+    word = word.lower()
+    forms = {word, *(word[len(start) :] for start in ("non", "un", "re", "pre", "sub") if word.startswith(start))}
+    forms |= {form[:-1] for form in forms if form.endswith("s")}
+    forms |= {form.replace(old, new, 1) for form in forms for old, new in BRITISH}
+    return any(len(form) > 2 and form in dictionary for form in forms)
+
+
+def test_the_prose_is_spelt_as_the_dictionary_and_the_list_of_the_books_own_words_say(article, dictionary):
+    own = (ROOT / "tests" / "book" / "words.txt").read_text(encoding="utf8").split()
+    assert own == sorted(set(own), key=lambda word: (word.lower(), word)), "the list is sorted, each word once"
+    unknown, seen = {}, set()
+    for name in PAGES:
+        if name != BIBLIOGRAPHY:  # names and titles
+            for word in words_of(article(name)):
+                if not is_known(word, dictionary):
+                    seen |= {word, word.lower()}
+                    if not {word, word.lower()} & set(own):
+                        unknown.setdefault(word, name)
+    assert unknown == {}, "correct them, or add what is right to tests/book/words.txt"
+    assert [word for word in own if word not in seen] == [], "words that the dictionary knows, or that no page uses"
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+#: White and black stand on coloured tiles, "none" is no colour; everything else comes from lib.figures.
+FREE_COLORS = {"none", "white", "black"}
+MAPS = {"cividis", "cividis_r", "PuOr", "PuOr_r"}
+SMALLEST = 9  # points, for a note inside a figure
+COLOR_WORDS = {"color", "colors", "c", "facecolor", "facecolors", "fc", "edgecolor", "edgecolors", "ec", "ecolor", "mfc", "mec",
+               "markerfacecolor", "markeredgecolor", "labelcolor", "backgroundcolor"}  # fmt: skip
+
+
+def keywords(page):
+    """(name, value) of everything that the code of a chapter passes by name, also through a dictionary."""
+    for cell in page.code:
+        for node in ast.walk(chapters._parse(cell.source)):
+            if isinstance(node, ast.Call):
+                yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
+            elif isinstance(node, ast.Dict):
+                yield from ((key.value, value) for key, value in zip(node.keys, node.values, strict=True)
+                            if isinstance(key, ast.Constant))  # fmt: skip
+
+
+@pytest.mark.parametrize("page", chapters.chapters(ROOT), ids=lambda page: page.name)
+def test_colours_and_letters_of_figures_come_from_the_style_of_the_book(page):
+    from matplotlib.colors import is_color_like
+
+    foreign = set()
+    for name, value in keywords(page):
+        if name in COLOR_WORDS:
+            names = {id(part) for node in ast.walk(value) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
+            for node in ast.walk(value):
+                if id(node) not in names and isinstance(node, ast.Constant) and isinstance(node.value, str) and is_color_like(node.value):
+                    foreign.add(f"{name}={node.value!r}")
+        elif name in ("fontsize", "labelsize", "size") and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            foreign.add(f"{name}={value.value!r}")
+        elif name in ("fontsize", "labelsize") and isinstance(value, ast.Constant) and value.value < SMALLEST:
+            foreign.add(f"{name}={value.value}")
+        elif name == "cmap" and isinstance(value, ast.Constant) and value.value not in MAPS:
+            foreign.add(f"cmap={value.value!r}")
+    allowed = {f"{name}={color!r}" for name in COLOR_WORDS for color in FREE_COLORS}
+    assert foreign - allowed == set()
+    code = "\n".join(cell.source for cell in page.code)
+    formats = re.findall(r"\.(?:plot|semilogy|semilogx|loglog|errorbar)\([^()\n]*,\s*[\"']([^\"']*)[\"']", code)
+    assert [one for one in formats if re.fullmatch(r"[-.:,ov^<>s+xDd*]*[bgrcmykw][-.:,ov^<>s+xDd*]*|.*C\d.*", one)] == []
+    if "plt." in code or "figures." in code:
+        assert "figures.use()" in code

@@ -1,0 +1,31 @@
+"""The examples in the docstrings of `lib` give what they print."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "lib").rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf8")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_give_what_they_print(name):
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
+    report = []
+    for example in finder.find(importlib.import_module(name)):
+        runner.run(example, out=report.append)
+    assert not runner.failures, "".join(report)
+    assert runner.tries, f"{name} has an example that doctest does not find"
+
+
+def test_there_are_examples_for_many_names():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = {test.name for name in MODULES for test in finder.find(importlib.import_module(name)) if test.examples}
+    assert len(found) >= 100, f"{len(found)} names have an example"
