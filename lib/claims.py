@@ -604,7 +604,11 @@ def _table(record, declaration, errata, links):
 
 
 def recorded(folder=None):
-    """The records of the `paper` profile that are kept in recorded/*.json: {id: record}."""
+    """The records of the `paper` profile that are kept in `recorded/*.json`: {id: record}.
+
+    folder: where they lie, instead. ValueError, naming the file, for one that is no list of records, for an undeclared
+    claim and for an unknown verdict.
+    """
     found = {}
     for path in sorted(Path(folder or RECORDED).glob("*.json")):
         try:
@@ -794,7 +798,7 @@ def expand_errata(text, records):
             return found[0]
         erratum = known[found[2]]
         if found[1] == "erratum":
-            quoted = f"**As printed** in {erratum['place']}: {erratum['printed'].strip()}"
+            quoted = f"**As printed** ({erratum['place']}): {erratum['printed'].strip()}"
             quoted += f"\n\n**Corrected.** {erratum['corrected'].strip()}"
             quoted = "\n".join(f"> {line}".rstrip() for line in quoted.splitlines())
             return f"{quoted}\n\n**How it is decided.** {erratum['how'].strip()}"
@@ -833,5 +837,6 @@ def errata_page(records, headings):
                 rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
         if rows:
             head = "| finding | place in the paper | measured by |\n|---|---|---|\n"
-            parts.append(f"## {title}\n\n{head}" + "\n".join(rows))
+            table = head + "\n".join(rows)
+            parts.append(f'## {title}\n\n<div class="errata-overview">\n\n{table}\n\n</div>')
     return "\n\n".join(parts)

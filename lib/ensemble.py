@@ -182,6 +182,15 @@ def gradient_descent(
     FloatingPointError
         If a run diverges and `diverged` is not given, found at the next call of `watch` or at the end; it names the
         runs, the step and the learning rate.
+
+    Examples
+    --------
+    >>> from lib.models.unconstrained import objective
+    >>> start = random_start(K=2, n=1, d=3, layers=1, seeds=[0, 1], scales=0.1)
+    >>> y = torch.tensor([0, 1])
+    >>> end = gradient_descent(start, y, 0.1, 0.1, learning_rate=0.5, steps=500)
+    >>> objective(end.H, end.Ws, y, 0.1, 0.1).round(decimals=6).tolist()  # the minimum
+    [0.18, 0.18]
     """
     R = len(start.H)
     layers = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * len(start.Ws)

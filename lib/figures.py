@@ -37,6 +37,7 @@ CONCEPTS = [COLORS[name] for name in ("green", "blue", "vermillion", "purple", "
 #: One marker per concept, so that no figure speaks by colour alone.
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 
+#: Of axes, texts and what is only compared with, legible on a white and on a dark page.
 GREY = COLORS["grey"]
 
 #: One look for one thing, through the whole book: keywords for `ax.plot`. What is computed is drawn solid, what is

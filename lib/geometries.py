@@ -30,6 +30,10 @@ class Shape(NamedTuple):
         R, `(d, t)`.
     rectified
         Whether the ReLU acts on :math:`RM`.
+
+    >>> shape = Shape(hidden=torch.eye(2), rows=torch.tensor([[1.0, -1.0]]), rectified=True)
+    >>> shape.means.tolist()
+    [[1.0, 0.0]]
     """
 
     hidden: Tensor
@@ -133,7 +137,12 @@ def centred_edges(r: int) -> Shape:
 
 
 def pentagons(K: int) -> Shape:
-    """K/5 pentagons side by side, a counterexample for two layers; ValueError unless K is a multiple of five."""
+    """K/5 pentagons side by side, a counterexample for two layers; ValueError unless K is a multiple of five.
+
+    >>> shape = pentagons(K=5)
+    >>> torch.linalg.matrix_rank(shape.means).item(), shape.nonnegative
+    (5, True)
+    """
     if K < 5 or K % 5:
         raise ValueError(f"K = {K!r}: a multiple of five is needed")
     one, turn = _eye(5), torch.roll(_eye(5), 1, 1)
@@ -167,6 +176,13 @@ def stack(shape: Shape, L: int, relu: bool, lengths: Tensor | None = None) -> li
     ------
     ValueError
         For L < 1, lengths that are not positive, and, with `relu` and L > 1, a shape that no ReLU lets through.
+
+    Examples
+    --------
+    >>> H, W1 = stack(frame(3), L=2, relu=True)
+    >>> levels = (W1 @ H).clamp(min=0)
+    >>> difference(levels, frame(3).means) < 1e-9
+    True
     """
     lengths = torch.ones(1, dtype=torch.float64) if lengths is None else lengths
     if L < 1 or not bool((lengths > 0).all()):

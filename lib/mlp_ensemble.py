@@ -100,6 +100,10 @@ def stack(models: Sequence[nn.Module]) -> Weights:
 
     ValueError without a network, for a network of another kind, or if their shapes, activations, devices or dtypes
     differ.
+
+    >>> models = [mlp(4, M=3, K=2, width=8, depth=2, seed=seed) for seed in (0, 1)]
+    >>> stack(models).runs
+    2
     """
     if len(models) == 0:
         raise ValueError("models is empty: at least one network is needed")
@@ -121,6 +125,12 @@ def start(
     """:func:`stack` of :func:`lib.models.networks.mlp` for each seed, without holding the R modules at once.
 
     The other arguments are those of :func:`lib.models.networks.mlp`. ValueError as there, and without a seed.
+
+    >>> weights = start(seeds=[0, 1], inputs=4, M=3, K=2, width=8, depth=2)
+    >>> weights.runs, weights.inputs, weights.classes
+    (2, 4, 2)
+    >>> [tuple(A.shape) for A in weights.matrices]
+    [(2, 8, 4), (2, 3, 8), (2, 2, 3)]
     """
     if len(seeds) == 0:
         raise ValueError("seeds is empty: one for each run is needed")
@@ -221,6 +231,14 @@ def train(
     FloatingPointError
         If the objective of a run is not finite at the end of an epoch; it names the epoch and the first such run. The
         weights are left as they are then, of no use, as after an error in `callback` or an interruption.
+
+    Examples
+    --------
+    >>> models = start(seeds=[0, 1], inputs=2, M=4, K=2, width=8, depth=2)
+    >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    >>> history = train(models, x, y, losses=[("ce", 0), ("ls", 0.1)], epochs=20)
+    >>> tuple(history.loss.shape), bool((history.loss[:, -1] < history.loss[:, 0]).all())
+    ((2, 20), True)
     """
     x = _inputs(models, x)
     y = _labels(models, x, y)
@@ -268,6 +286,10 @@ def features(models: Weights, x: Tensor, batch_size: int = 1000, at_once: int | 
 
     `at_once` is how many runs are moved to that device together; all by default. ValueError for inputs of another
     shape.
+
+    >>> weights = start(seeds=[0, 1], inputs=4, M=3, K=2, width=8, depth=2)
+    >>> tuple(features(weights, torch.zeros(5, 4)).shape)
+    (2, 5, 3)
     """
     x = _inputs(models, x)
     if at_once is not None and at_once < models.runs:
@@ -291,7 +313,12 @@ def features(models: Weights, x: Tensor, batch_size: int = 1000, at_once: int | 
 
 @torch.no_grad()
 def scores(models: Weights, x: Tensor, batch_size: int = 1000) -> Tensor:
-    """Scores `(R, N, K)` in evaluation mode; `x` as in :func:`features`."""
+    """Scores `(R, N, K)` in evaluation mode; `x` as in :func:`features`.
+
+    >>> weights = start(seeds=[0, 1], inputs=4, M=3, K=2, width=8, depth=2)
+    >>> tuple(scores(weights, torch.zeros(5, 4)).shape)
+    (2, 5, 2)
+    """
     return classify(models, features(models, x, batch_size))
 
 

@@ -186,6 +186,7 @@ def fit_sentences(
     For `h*` only the directions of the embeddings matter, but their lengths set how fast the directions turn. The
     curvature of the risk along a word's direction grows with how often the word occurs and falls with the square of
     its length, so lengths start proportional to the root of the counts: rare words then turn as fast as frequent ones.
+    They start small, for embeddings that turn before the linear layer has fitted them as they are end at lower risk.
 
     Parameters
     ----------
@@ -231,7 +232,7 @@ def fit_sentences(
         W, U = (part.to(W, copy=True) for part in start)
     elif normalize:
         counts = torch.bincount(x.flatten(), minlength=n_w).clamp(min=1).to(W)
-        W = 0.3 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
+        W = 0.03 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
     record = lbfgs(
         full_batch_risk(sentences, y, lam, normalize),
         [W, U],

@@ -13,6 +13,10 @@ class Line(NamedTuple):
     r"""The least-squares line :math:`y = \mathtt{slope}\, x + \mathtt{intercept}` and the variance it explains, `r2`.
 
     Each is a number, or an array with one entry per line.
+
+    >>> line = Line(slope=2.0, intercept=1.0, r2=1.0)
+    >>> line.slope * 3 + line.intercept
+    7.0
     """
 
     slope: np.ndarray | float

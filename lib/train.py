@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lib.checks import positive_integers
 
+#: A function of scores `(N, K)` and labels `(N,)` that returns a scalar.
 Loss = Callable[[Tensor, Tensor], Tensor]
 _COLUMNS = ("epoch", "objective", "loss", "accuracy", "lr", "seconds")  # of a row, before what the callback adds
 

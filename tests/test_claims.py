@@ -474,8 +474,8 @@ def test_the_ledger_page_has_one_row_per_claim_whatever_was_measured(files):
     assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in page
     assert 'href="../errata/feature-collapse.html#erratum-sign"' in page
     assert '<table id="ledger">' in page
-    for field in ('<select id="ledger-paper"', '<select id="ledger-verdict"', '<select id="ledger-kind"', 'id="ledger-text"'):
-        assert field in page
+    for field in ("ledger-paper", "ledger-kind", "ledger-verdict", "ledger-text"):
+        assert f'id="{field}"' in page
     tally = re.findall(r'<a href="\?verdict=([^"]*)".*?<strong>(\d+)</strong>', page)
     assert tally == [("contradicted", "1"), ("not+run", "1"), ("not+written+yet", "1")]
     assert "\n\n" not in page
@@ -559,7 +559,7 @@ def test_an_erratum_stands_on_the_page_of_its_paper(errata):
 def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(errata):
     page = claims.expand_errata(SECTION, {"fc-one": record_of(BAD)})
     before, code, after = page.partition("```{code-cell} ipython3")
-    assert "> **As printed** in (7): $a$\n>\n> **Corrected.** $b$\n" in before
+    assert "> **As printed** ((7)): $a$\n>\n> **Corrected.** $b$\n" in before
     assert "**How it is decided.** By evaluation." in before
     assert "**Consequence.** None." in after and "The derivation repeats it." in after
     assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in after and "contradicted" in after

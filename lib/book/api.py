@@ -28,7 +28,7 @@ class Name(NamedTuple):
     def summary(self) -> str:
         """The first sentence of the docstring, on one line of reStructuredText."""
         first = " ".join(self.doc.strip().split("\n\n")[0].split())
-        return re.split(r"(?<!al)(?<!eq)(?<!\.)\.(?=\s+[A-Z`:])", first)[0].rstrip(".")
+        return re.split(r"(?<!al)(?<!eq)(?<!\.)\.(?=\s+[A-Z`:])", first)[0].rstrip(".:")
 
 
 def modules() -> list[str]:

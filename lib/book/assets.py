@@ -6,9 +6,18 @@ import re
 from pathlib import Path
 
 #: The theme's scripts that do what other files of the site do already: icons (there is a font of them) ...
-_ICONS = re.compile(r'\s*(<!-- So that users can add custom icons -->\s*)?<script[^>]*scripts/fontawesome\.js[^>]*></script>')
-#: ... and the search, whose index is half a megabyte.
+_ICONS = re.compile(r"\s*<script[^>]*scripts/fontawesome\.js[^>]*></script>")
+#: ... and the search with its index, which every page would load.
 _SEARCH = re.compile(r'\s*<script src="[^"]*(searchtools|language_data|searchindex)\.js[^"]*"></script>')
+#: sphinx-proof and sphinx-exercise give one name to all their boxes, the theme none to what unfolds its contents.
+_NAMES = {
+    ' id="proof-content"': "",
+    ' id="exercise-content"': "",
+    ' id="solution-content"': "",
+    '"proof admonition" id="proof"': '"proof admonition a-proof"',
+    '<dl>\n<dd><em class="sig-param">': '<dl role="presentation">\n<dd><em class="sig-param">',  # no terms: no list
+    '<summary><span class="toctree-toggle"': '<summary aria-label="Pages of this part"><span class="toctree-toggle"',
+}
 _RULE = re.compile(r'((?:\.fa-[a-z0-9-]+:before,?)+)\{content:"(\\[0-9a-f]+|.)"\}')
 _FACE = re.compile(r'url\([^)]*\.woff2\) format\("woff2"\),(?=url\([^)]*/(fa-[a-z]+-\d+)\.ttf\))')
 
@@ -22,9 +31,8 @@ def trim(site: Path) -> None:
         light = _ICONS.sub("", text)
         if page != site / "search.html":
             light = _SEARCH.sub("", light)
-        light = light.replace('<summary><span class="toctree-toggle"', '<summary aria-label="Pages of this part"><span class="toctree-toggle"')
-        # sphinx-proof gives the same name to all its boxes
-        light = light.replace(' id="proof-content"', "").replace('"proof admonition" id="proof"', '"proof admonition a-proof"')
+        for old, new in _NAMES.items():
+            light = light.replace(old, new)
         if light != text:
             page.write_text(light, encoding="utf8")
     static = site / "_static"

@@ -275,14 +275,14 @@ def _imports(tree: ast.Module, package: str, files: dict[str, Path]):
                 yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in files)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _program(source: str) -> str:
     """Hash of what a module does: neither its comments nor its docstrings nor the way it is laid out count."""
     tree = _parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
     return _sha((ast.unparse(tree) or source).encode())
 
 

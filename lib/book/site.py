@@ -108,7 +108,12 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     chapters without results. Raises SiteError.
     """
     everything = pages(root)
-    files, records, missing = _compose(everything, root)
+    try:
+        files, records, missing = _compose(everything, root)
+    except BadInput:
+        raise
+    except ValueError as error:  # the declarations changed while chapters were executed
+        raise SiteError(f"the pages could not be composed, the published site is as it was: {error}") from error
     if missing and not partial:
         names = ", ".join(page.short for page in missing)
         raise SiteError(f"without results, or executed before their code changed: {names}; execute them first")

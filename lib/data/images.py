@@ -50,6 +50,7 @@ from torch import Tensor
 
 from lib.vision import torchvision
 
+#: What the sets are called in a sentence, by name.
 TITLES = {
     "mnist": "MNIST",
     "fashion_mnist": "Fashion-MNIST",
@@ -58,13 +59,16 @@ TITLES = {
     "cifar10-jpeg75": "CIFAR-10 recompressed as JPEG of quality 75, a lossy stand-in for CIFAR-10",
     "digits": "the handwritten digits that come with scikit-learn",
 }
+#: The names of the sets.
 NAMES = tuple(TITLES)
+#: The sets that :func:`fetch` downloads.
 DOWNLOADABLE = ("mnist", "fashion_mnist", "cifar10", "svhn")
-STAND_INS = {"cifar10": ("cifar10-jpeg75",)}  # what `auto` prefers to the digits
-# of these a reduced profile takes a part; the digits, and what a reader brings, it takes whole
+#: What "auto" prefers to the digits, see :func:`resolve`.
+STAND_INS = {"cifar10": ("cifar10-jpeg75",)}
+#: Of these a reduced profile takes a part; the digits, and what a reader brings, it takes whole.
 LARGE = (*DOWNLOADABLE, *(name for names in STAND_INS.values() for name in names))
 
-# torchvision checks the archives that it downloads, not the files that it reads.
+#: Checksums, since torchvision checks the archives that it downloads, not the files that it reads.
 MD5 = {
     "mnist": {
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -80,7 +84,8 @@ MD5 = {
     },
 }
 
-JPEG75_SIZES = (50_000, 10_000)  # training and test images; the set has no checksums
+#: Training and test images of `cifar10-jpeg75`, which has no checksums.
+JPEG75_SIZES = (50_000, 10_000)
 
 _TRAIN, _TEST = 0, 1  # one seed, independent streams for both halves and every class
 _SUFFIXES = (".png", ".jpg", ".jpeg")

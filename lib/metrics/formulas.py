@@ -28,6 +28,13 @@ def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     ValueError
         If a feature is not finite, the lengths differ, a label is negative or no integer, or there is no sample, or
         none in a class.
+
+    Examples
+    --------
+    >>> H, y = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]]), torch.tensor([0, 0, 1])
+    >>> means, global_mean = class_means(H, y)
+    >>> means.tolist(), global_mean.tolist()
+    ([[1.0, 0.0], [1.0, 3.0]], [1.0, 1.0])
     """
     H, y, counts = _checked(H, y)
     return _class_sums(H, y, len(counts)) / counts[:, None].to(H), H.mean(-2)
@@ -39,7 +46,13 @@ def relative_spread(H: Tensor, y: Tensor) -> float | Tensor:
     .. math:: \Big( \sum_i \|h_i - \mu_{y_i}\|^2 \Big/ \sum_i \|\mu_{y_i}\|^2 \Big)^{1/2}
 
     Zero exactly when each class sits in one point: collapse in direction and in norm. A number for one run, a tensor
-    `...` for several. Arguments and errors as :func:`class_means`.
+    `...` for several. Arguments and errors as :func:`class_means`. Source: this book.
+
+    >>> H, y = torch.tensor([[3.0, 1.0], [3.0, -1.0], [0.0, 3.0]]), torch.tensor([0, 0, 1])
+    >>> round(relative_spread(H, y), 4)  # the square root of 2 / 27
+    0.2722
+    >>> relative_spread(torch.tensor([[1.0], [1.0], [2.0]]), y)
+    0.0
     """
     H, y, counts = _checked(H, y)
     means, deviations = _deviations(H, y, counts)
@@ -52,7 +65,11 @@ def directional_spread(H: Tensor, y: Tensor) -> float | Tensor:
 
     The mean direction of a class is that of :math:`\sum_{y_i=k} h_i/\|h_i\|`. Zero exactly when the features of a
     class are positive multiples of one vector: directional collapse. A number for one run, a tensor `...` for several.
-    Arguments and errors as :func:`class_means`, and ValueError if a feature is zero.
+    Arguments and errors as :func:`class_means`, and ValueError if a feature is zero. Source: this book.
+
+    >>> H, y = torch.tensor([[1.0, 0.0], [5.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])
+    >>> directional_spread(H, y), relative_spread(H, y) > 0  # one direction, two lengths
+    (0.0, True)
     """
     H, y, counts = _checked(H, y)
     norms = H.norm(dim=-1, keepdim=True)
@@ -71,6 +88,12 @@ def equiangularity(means: Tensor) -> float:
     .. math:: \max_{a \ne b} \Big| \frac{\langle \mu_a, \mu_b\rangle}{\|\mu_a\|\|\mu_b\|} + \frac1{K-1} \Big|
 
     `means`: `(K, d)`. ValueError for fewer than two. Source: Laurent et al., equation (4), whose vectors have norm 1.
+
+    >>> means = torch.eye(3) - 1 / 3
+    >>> equiangularity(means) < 1e-6
+    True
+    >>> equiangularity(torch.eye(3))  # cosines are 0, not -1/2
+    0.5
     """
     K = len(means)
     if K < 2:
@@ -82,7 +105,14 @@ def equiangularity(means: Tensor) -> float:
 
 
 def principal_singular_values(H: Tensor) -> Tensor:
-    """Singular values `(min(n, d),)` of the centred cloud `H: (n, d)`, largest first, as a PCA reports them."""
+    """Singular values `(min(n, d),)` of the centred cloud `H: (n, d)`, largest first, as a PCA reports them.
+
+    In the unit of the features.
+
+    >>> H = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.5], [0.0, -0.5]]) + 7
+    >>> principal_singular_values(H).square().round(decimals=4).tolist()
+    [2.0, 0.5]
+    """
     return torch.linalg.svdvals(H - H.mean(0))
 
 
@@ -113,6 +143,8 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     (for float32 features: :math:`s_{\max} m \epsilon_{32}`), and those below the rounding of the means,
     :math:`4\epsilon\|\mu\|_F`.
 
+    Source: Tirer & Bruna, equation (26).
+
     Parameters
     ----------
     H
@@ -130,7 +162,15 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     ValueError
         As :func:`class_means`, and if there is one class only.
 
-    Source: Tirer & Bruna, equation (26).
+    Examples
+    --------
+    >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
+    >>> round(nc1(H, y).item(), 4)  # 1 within, 4 between, K = 2
+    0.125
+    >>> nc1(torch.tensor([[2.0], [2.0], [-2.0], [-2.0]]), y).item()
+    0.0
+    >>> nc1(torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), y).item()  # the means coincide
+    nan
     """
     H, y, counts = _checked(H, y)
     _at_least_two(len(counts), "y", "NC1 compares")
@@ -148,6 +188,10 @@ def nc2_etf(means: Tensor) -> Tensor:
     `means`: `(..., K, d)`, the rows of :math:`M`, which are used as given: centre them first to ask about the centred
     means. Between 0 and :math:`\sqrt2`; nan if all are zero. ValueError for one class or a mean that is not finite.
     Source: Tirer & Bruna, equation (27).
+
+    >>> simplex = torch.eye(4) - 1 / 4
+    >>> round(nc2_etf(simplex).item(), 6), round(nc2_etf(torch.eye(4)).item(), 4)
+    (0.0, 0.5176)
     """
     K = _checked_rows("means", means).shape[-2]
     _at_least_two(K, "means", "a simplex needs")
@@ -162,6 +206,9 @@ def nc2_of(means: Tensor) -> Tensor:
 
     `means`: `(..., K, d)`, the rows of :math:`M`, used as given. Between 0 and :math:`\sqrt2`; nan if all are zero.
     ValueError for a mean that is not finite. Source: Tirer & Bruna, equation (27).
+
+    >>> nc2_of(5 * torch.eye(4)).item(), round(nc2_of(torch.eye(4) - 1 / 4).item(), 4)
+    (0.0, 0.5176)
     """
     K = _checked_rows("means", means).shape[-2]
     frame = torch.eye(K, device=means.device, dtype=_computed(means).dtype)
@@ -175,6 +222,10 @@ def nc3(W: Tensor, means: Tensor) -> Tensor:
 
     `W` and `means`, the rows of :math:`M`: `(..., K, d)`. Between 0 and 2; undefined, and nan, where either is zero.
     ValueError if the shapes differ or an entry is not finite. Source: Tirer & Bruna, equation (28).
+
+    >>> means = torch.eye(3)
+    >>> nc3(2 * means, means).item(), round(nc3(-means, means).item(), 4)
+    (0.0, 2.0)
     """
     _checked_rows("W", W), _checked_rows("means", means)
     if W.shape[-2:] != means.shape[-2:]:
@@ -188,6 +239,8 @@ def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
     .. math:: \frac1n \#\Big\{ i : \arg\max_k\, (W h_i + b)_k \ne \arg\min_k \|h_i - \mu_k\| \Big\}
 
     Of several largest scores, or several nearest means, the first class counts.
+
+    Source: Papyan, Han & Donoho (2020), NC4.
 
     Parameters
     ----------
@@ -203,7 +256,13 @@ def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
     ValueError
         If shapes do not fit, an entry is not finite, or there is no sample.
 
-    Source: Papyan, Han & Donoho (2020), NC4.
+    Examples
+    --------
+    >>> H, means = torch.tensor([[1.0, 0.2], [0.2, 1.0]]), torch.eye(2)
+    >>> nc4(H, torch.eye(2), None, means).item()
+    0.0
+    >>> nc4(H, torch.eye(2), torch.tensor([1.0, 0.0]), means).item()  # the bias takes one
+    0.5
     """
     for name, value in {"H": H, "W": W, "means": means}.items():
         _checked_rows(name, value)
@@ -223,6 +282,10 @@ def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
     """NC1 of the test features: how much classes that training collapses are spread where it has not looked.
 
     Arguments, result and errors as :func:`nc1`. Source: Nguyen et al., section 4.1, equation (2).
+
+    >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
+    >>> round(dilation(H, y).item(), 4)
+    0.125
     """
     return nc1(H_test, y_test)
 
@@ -233,6 +296,8 @@ def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Ten
     .. math:: \mathrm{mem} = \sum_{i\ \text{corrupted}} \| h_i - \mu^{\text{test}}_{y^*_i} \|_2
 
     A sum, as printed: it grows with the number of corrupted samples, and is 0 where there are none.
+
+    Source: Nguyen et al., section 4.1, equation (3).
 
     Parameters
     ----------
@@ -253,7 +318,12 @@ def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Ten
     ValueError
         If shapes do not fit, an entry is not finite, or a label lies outside `0..K-1`.
 
-    Source: Nguyen et al., section 4.1, equation (3).
+    Examples
+    --------
+    >>> test_means = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> H, y_true = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    >>> memorization(H, y_true, test_means).item()  # the second is where its like are
+    2.0
     """
     _checked_rows("test_means", test_means)
     if H_corrupted.ndim < 2 or H_corrupted.shape[-1] != test_means.shape[-1]:
@@ -268,6 +338,9 @@ def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
     """Singular values of `M: (..., m, n)` larger than `rtol` times the largest, counted (int64); 0 for M = 0.
 
     ValueError if an entry is not finite or `rtol` is not in `[0, 1)`.
+
+    >>> numerical_rank(torch.diag(torch.tensor([1.0, 0.1, 1e-5]))).item()
+    2
     """
     if not 0 <= rtol < 1:
         raise ValueError(f"rtol is {rtol}; it must lie in [0, 1)")
@@ -281,6 +354,13 @@ def condition_number(M: Tensor, rank: int | None = None) -> Tensor:
     `K` centred class means span at most `K - 1` directions, so that their smallest singular value is rounding:
     `rank=K - 1` leaves it out. Infinite where the divisor is zero; nan for M = 0. ValueError if an entry is not finite
     or `rank` is not in `1..min(m, n)`.
+
+    >>> centred = torch.eye(3) - 1 / 3
+    >>> round(condition_number(centred, rank=2).item(), 4)
+    1.0
+    >>> condition_number(torch.zeros(2, 2), rank=3)
+    Traceback (most recent call last):
+    ValueError: rank is 3; it must lie in 1..2 for M of shape (2, 2)
     """
     values = torch.linalg.svdvals(_computed(_checked_rows("M", M)))
     rank = values.shape[-1] if rank is None else rank

@@ -30,7 +30,8 @@ from lib.metrics.formulas import (
     numerical_rank,
 )
 
-PENULTIMATE = "penultimate"  # what `measure` calls the input of the head
+#: What :func:`measure` calls the input of the head.
+PENULTIMATE = "penultimate"
 LARGEST_WIDTH = 8192  # a scatter matrix of this width takes 512 MiB
 SMALLEST = 1e-28  # largest variance below which float32 has lost much of the others
 ROWS = 2048  # features centred at a time: what is read again then still lies in the processor's cache
@@ -54,6 +55,23 @@ class ClassStatistics:
         Number of classes and width of the features.
     device
         Where the statistics are kept, and batches are brought; the CPU unless given. It must know float64.
+
+    Raises
+    ------
+    ValueError
+        If `K` or `d` is not a positive integer.
+
+    Examples
+    --------
+    >>> from lib.metrics import nc1
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> H = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    >>> y = torch.arange(60) % 3
+    >>> statistics = ClassStatistics(K=3, d=4)
+    >>> for part in torch.arange(60).split(25):
+    ...     statistics.update(H[part], y[part])
+    >>> statistics.samples, abs(statistics.nc1() - nc1(H, y).item()) < 1e-10
+    (60, True)
     """
 
     def __init__(self, K: int, d: int, device: torch.device | str | None = None):
@@ -174,6 +192,7 @@ class Measures(list):
         return [columns, *([_cell(row.get(column)) for column in columns] for row in self)]
 
 
+#: The numbers in a row of :class:`Measures`, in the order in which they are printed.
 COLUMNS = (
     *("layer", "d", "samples", "nc1", "relative_spread", "nc2_etf", "nc2_of", "nc3", "nc4"),
     *("numerical_rank", "condition_number"),
@@ -244,6 +263,16 @@ def measure(
         For a name that no module has, a layer that does not run or whose output is no such features, features wider
         than 8192, labels outside `0..K-1`, an empty class or loader, `K < 2`, features that are not finite, and `nc4`
         without `"penultimate"` or with a loader that can be read once only.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    >>> batch = torch.eye(4)[:3], torch.tensor([0, 1, 2])  # one point for each class
+    >>> (row,) = measure(model, [batch, batch])
+    >>> row["layer"], row["d"], row["samples"], row["nc1"]
+    ('penultimate', 4, 6, 0.0)
+    >>> row["numerical_rank"], round(row["nc2_etf"], 4)
+    (2, 0.0)
     """
     if not callable(reduce) and reduce not in ("mean", "flatten"):
         raise ValueError(f"reduce is {reduce!r}; it must be 'mean' or 'flatten', or a function")
@@ -340,9 +369,10 @@ def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, T
         return lambda module, inputs: features.update({name: _as_rows(name, inputs, reduce)})
 
     training = {module: module.training for module in model.modules()}
-    handles = []
+    handles, fused = [], torch.backends.mha.get_fastpath_enabled()
     try:
         model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer does not run its parts
         for name, module in hooked.items():
             if name == PENULTIMATE:
                 handles.append(module.register_forward_pre_hook(of_input(name)))
@@ -365,6 +395,7 @@ def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, T
     finally:
         for handle in handles:
             handle.remove()
+        torch.backends.mha.set_fastpath_enabled(fused)
         for module, mode in training.items():
             module.training = mode
 

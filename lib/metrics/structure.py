@@ -59,6 +59,16 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
     ------
     ValueError
         For means that are no matrix, fewer than two classes, values that are not finite, and `tol` outside (0, 1/4).
+
+    Examples
+    --------
+    >>> structure(torch.eye(4))
+    'DNC'
+    >>> edges = torch.tensor([[1.0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]])
+    >>> structure(edges)
+    'square graph'
+    >>> structure(torch.eye(4) - 1 / 4)
+    'other'
     """
     if not 0 < tol < 0.25:
         raise ValueError(f"tol={tol!r}: a number between 0 and 1/4 is needed")

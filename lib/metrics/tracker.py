@@ -10,7 +10,7 @@ from lib.metrics.streaming import Measures, measure
 
 
 class Tracker:
-    """Measures a model each time it is called, and keeps what it found.
+    """Measures a model each time it is called, and keeps what it found::
 
         tracker = Tracker(model, loader)
         for epoch in range(epochs):
@@ -43,6 +43,16 @@ class Tracker:
     ValueError
         For an `every` that is no positive number and a loader that can be read once only; at a call, as
         :func:`measure`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model, x, y = nn.Linear(3, 3), torch.eye(3), torch.tensor([0, 1, 2])
+    >>> tracker = Tracker(model, [(x, y)], every=5)
+    >>> for epoch in range(11):
+    ...     found = tracker(epoch)  # after an epoch of training
+    >>> tracker.curve("nc1")
+    ([0, 5, 10], [0.0, 0.0, 0.0])
     """
 
     def __init__(

@@ -38,6 +38,7 @@ from torch import Tensor
 from lib.models import unconstrained
 from lib.models.unconstrained import check_positive
 
+#: Features :math:`H_1` and weights :math:`W_1, \dots, W_L`.
 Solution = tuple[Tensor, list[Tensor]]
 #: What layers wider than needed may hold, see :func:`srg_solution`.
 FILLS = ("multiples", "zeros")

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, roots_jacobi
 
+#: Arrays of float64, of any shape.
 Array = NDArray[np.float64]
 
 

@@ -93,8 +93,8 @@ SIDEWAYS = """() => [document.documentElement.scrollWidth - document.documentEle
     }).slice(0, 5).map(element => element.outerHTML.slice(0, 120))]"""
 # a figure's text has 12 points of 1/72 inch or more, and its picture 180 dots per inch
 LETTERS = """() => [...document.querySelectorAll('figure img')].filter(image => image.clientWidth)
-    .map(image => [12 / 72 * 180 * image.clientWidth / image.naturalWidth, image.src.slice(-20), image.alt.slice(0, 60)])"""
-AXE = """options => axe.run({include: [['article.bd-article']]}, {resultTypes: ['violations'], preload: false, ...options})
+    .map(image => [12 / 72 * 180 * image.clientWidth / image.naturalWidth, image.alt.slice(0, 60)])"""
+AXE = """options => axe.run(document.querySelector('article.bd-article'), {resultTypes: ['violations'], ...options})
     .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
         .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""
 
@@ -116,7 +116,7 @@ def visit(browser, address):
         broken = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src.slice(0, 200))"
         seen["broken"] = page.evaluate(broken)
         seen["errors of mathematics"] = page.evaluate("() => document.querySelectorAll('mjx-merror').length")
-        raw = "() => [...document.querySelectorAll('.math')].filter(math => !math.querySelector('mjx-container')).length"
+        raw = "() => [...document.querySelectorAll('.math')].filter(one => !one.querySelector('mjx-container')).length"
         seen["raw mathematics"] = page.evaluate(raw)
         for width in (390, 1280):
             page.set_viewport_size({"width": width, "height": 900})
@@ -124,7 +124,7 @@ def visit(browser, address):
             if width == 390:
                 seen["letters"] = page.evaluate(LETTERS)
         seen["hosts"], seen["requests"] = hosts(page), list(page.requests)
-        # axe is slow on the thousands of elements of typeset mathematics and coloured code, whose colours another test sees
+        # axe is slow on the thousands of elements of mathematics and code; another test looks at the colours of code
         page.evaluate("() => document.querySelectorAll('mjx-container, div.highlight').forEach(part => part.remove())")
         page.evaluate("() => document.querySelectorAll('details').forEach(part => { part.open = true })")
         page.evaluate(AXE_SCRIPT)
@@ -191,7 +191,7 @@ def test_the_frame_of_the_pages_has_no_serious_finding_of_axe_either(browser, ad
     page.goto(f"{address}/{name}.html", wait_until="load")
     page.evaluate("() => document.querySelectorAll('.bd-article > * > *').forEach(part => part.remove())")
     page.evaluate(AXE_SCRIPT)
-    whole = AXE.replace("{include: [['article.bd-article']]}", "document")
+    whole = AXE.replace("document.querySelector('article.bd-article')", "document")
     assert page.evaluate(whole, {}) == []
     page.close()
 
@@ -283,7 +283,8 @@ def test_the_ledger_is_filtered_by_paper_kind_verdict_and_text(tab, address):
 
 
 def test_the_address_carries_the_filters_of_the_ledger_and_the_counts_are_filters(tab, address):
-    tab.goto(f"{address}/chapters/back/ledger.html?paper=low-rank-bias&kind=theorem&verdict=nonsense", wait_until="load")
+    query = "paper=low-rank-bias&kind=theorem&verdict=nonsense"
+    tab.goto(f"{address}/chapters/back/ledger.html?{query}", wait_until="load")
     both = visible(tab)
     assert 0 < both == visible(tab, "[data-paper=low-rank-bias][data-kind=theorem]")
     tab.select_option("select#ledger-kind", "")
