@@ -726,7 +726,7 @@ def _events(text):
             yield found[1], found[2]
 
 
-_MARKER = re.compile(r"^<!--\s*(erratum|consequence)\s+(\S+)\s*-->\s*$", re.MULTILINE)
+_MARKER = re.compile(r"^<!--[ \t]*(erratum|consequence)[ \t]+(\S+)[ \t]*-->[ \t]*$", re.MULTILINE)
 
 
 def check_errata(chapter_files):

@@ -16,6 +16,7 @@ _NAMES = {
     ' id="solution-content"': "",
     '"proof admonition" id="proof"': '"proof admonition a-proof"',
     '<dl>\n<dd><em class="sig-param">': '<dl role="presentation">\n<dd><em class="sig-param">',  # no terms: no list
+    ' role="doc-biblioentry"': ' role="listitem"',  # it stands in a role="list"
     '<summary><span class="toctree-toggle"': '<summary aria-label="Pages of this part"><span class="toctree-toggle"',
 }
 _RULE = re.compile(r'((?:\.fa-[a-z0-9-]+:before,?)+)\{content:"(\\[0-9a-f]+|.)"\}')

@@ -94,7 +94,7 @@ SIDEWAYS = """() => [document.documentElement.scrollWidth - document.documentEle
 # a figure's text has 12 points of 1/72 inch or more, and its picture 180 dots per inch
 LETTERS = """() => [...document.querySelectorAll('figure img')].filter(image => image.clientWidth)
     .map(image => [12 / 72 * 180 * image.clientWidth / image.naturalWidth, image.alt.slice(0, 60)])"""
-AXE = """options => axe.run(document.querySelector('article.bd-article'), {resultTypes: ['violations'], ...options})
+AXE = """options => axe.run(document.querySelector('article.bd-article'), {preload: false, ...options})
     .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
         .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""
 
@@ -109,7 +109,7 @@ def visit(browser, address):
         page = opened(browser)
         page.goto(f"{address}/{name}.html", wait_until="load")
         typeset(page)
-        seen = {"problems": page.problems, "title": page.title(), "sideways": {}}
+        seen = {"title": page.title(), "sideways": {}}
         # pictures are loaded when they come into view: bring all of them there
         page.evaluate("() => document.querySelectorAll('img').forEach(image => { image.loading = 'eager' })")
         page.wait_for_function("() => [...document.images].every(image => image.complete)")
@@ -123,7 +123,7 @@ def visit(browser, address):
             seen["sideways"][width] = page.evaluate(SIDEWAYS)
             if width == 390:
                 seen["letters"] = page.evaluate(LETTERS)
-        seen["hosts"], seen["requests"] = hosts(page), list(page.requests)
+        seen |= {"problems": list(page.problems), "hosts": hosts(page), "requests": list(page.requests)}
         # axe is slow on the thousands of elements of mathematics and code; another test looks at the colours of code
         page.evaluate("() => document.querySelectorAll('mjx-container, div.highlight').forEach(part => part.remove())")
         page.evaluate("() => document.querySelectorAll('details').forEach(part => { part.open = true })")
