@@ -23,7 +23,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const value = (changes[key] ?? fields[key].value).trim();
       if (value) query.set(key, value);
     }
-    return location.pathname + (query.size ? `?${query}` : "");
+    return location.pathname + (query.toString() ? `?${query}` : "");
   }
 
   function apply() {

@@ -377,7 +377,8 @@ class _Group(NamedTuple):
     def advance(self, steps: int, relu: bool) -> None:
         if steps:
             rows = self.kind is _means
-            on_processor = self.samples.columns.device.type == "cpu"
+            columns = self.samples.columns
+            on_processor = columns.device.type == "cpu" and columns.dtype != torch.bfloat16  # numpy has no such type
             make = _step_on_processor if on_processor else _step_on_rows if rows else _step_on_columns
             step = make(self.samples, self.Ws, self.b, self.pace, relu)
             # decays take weights of silent units to denormals, and the processor is slow at these; other threads would

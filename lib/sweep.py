@@ -36,7 +36,7 @@ from pathlib import Path
 
 import joblib
 
-from lib.checks import positive_integers
+from lib.checks import positive_integers, program
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # one class from Python 3.11 on
@@ -169,12 +169,12 @@ def results_folder(name: str) -> Path:
 
 
 def version_of(*code) -> str:
-    """A hash of the source text of modules and functions: another text is another version.
+    """A hash of what modules and functions do: other code is another version, another docstring or comment is not.
 
     >>> version_of(run) == version_of(run), version_of(run) == version_of(run, load)
     (True, False)
     """
-    return hashlib.sha256("\0".join(inspect.getsource(part) for part in code).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(program(inspect.getsource(part)) for part in code).encode()).hexdigest()[:16]
 
 
 def search(

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lib import metrics
 from lib.metrics import Tracker, measure
 from lib.train import train
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def numbers(row):
@@ -299,6 +302,6 @@ def test_measuring_imports_nothing_but_torch_and_numpy():
         "print(lib.metrics.measure(torch.nn.Linear(5, 4), [(x, y)], nc4=True, test_loader=[(x, y)]));"
         f"print(sorted((set(sys.modules) - before) & set({heavy})))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

@@ -46,6 +46,8 @@ def public(module: str) -> tuple[Name, ...]:
     """The public names of a module, in the order of its source, or of its `__all__`."""
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.is_file():
+        raise ValueError(f"an API page names {module!r}, and there is no such module")
     text = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
     listed = _listed(tree)

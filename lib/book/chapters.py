@@ -15,6 +15,8 @@ from pathlib import Path
 
 import yaml
 
+from lib.checks import program
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 PROFILES = ("smoke", "laptop", "paper")
@@ -96,7 +98,10 @@ class Page:
         return {
             "code": code_hash(self.code),
             "parameters": self.parameters(given),
-            "lib": {name: _program(path.read_text()) for name, path in imported_modules(self.code, self.root).items()},
+            "lib": {
+                name: _program(path.read_text(encoding="utf8"))
+                for name, path in imported_modules(self.code, self.root).items()
+            },
             "versions": {name: version(name) for name in ("torch", "numpy")},
             "data": data_fingerprint(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
             "files": {path.relative_to(self.root).as_posix(): _sha(path.read_bytes()) for path in self.files},
@@ -189,7 +194,7 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
                 continue
             path = found[candidate] = files[candidate]
             package = candidate if path.name == "__init__.py" else candidate.rpartition(".")[0]
-            queue.extend(_imports(_parse(path.read_text(encoding="utf8")), package, files))
+            queue.extend(_imports(_module(path.read_text(encoding="utf8")), package, files))
     return dict(sorted(found.items()))
 
 
@@ -253,10 +258,14 @@ def _excluded(name: str) -> bool:
 
 
 def _parse(source: str) -> ast.Module:
-    """The syntax tree; lines of IPython (`%magic`, `!command`) are left out, broken code gives an empty tree."""
-    lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()]
+    """The syntax tree of a cell, without the lines of IPython (`%magic`, `!command`)."""
+    return _module("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()))
+
+
+def _module(source: str) -> ast.Module:
+    """The syntax tree; broken code gives an empty one."""
     try:
-        return ast.parse("\n".join(lines))
+        return ast.parse(source)
     except SyntaxError:
         return ast.Module(body=[], type_ignores=[])  # the execution of the chapter will say where
 
@@ -278,12 +287,7 @@ def _imports(tree: ast.Module, package: str, files: dict[str, Path]):
 @functools.cache
 def _program(source: str) -> str:
     """Hash of what a module does: neither its comments nor its docstrings nor the way it is laid out count."""
-    tree = _parse(source)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
-    return _sha((ast.unparse(tree) or source).encode())
+    return _sha(program(source).encode())
 
 
 def version(name: str) -> str | None:

@@ -162,7 +162,10 @@ def _compose(everything: list[Page], root: Path):
     for page in everything:
         if page.is_chapter:
             continue
-        text = api.fill(page.text)
+        try:
+            text = api.fill(page.text)
+        except ValueError as error:
+            raise SiteError(f"{page.name}: {error}") from error
         if "<!-- ledger -->" in text:
             text = text.replace("<!-- ledger -->", claims.ledger_page(records))
         if "<!-- errata -->" in text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import contextmanager
-from math import inf
+from math import inf, isfinite
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -60,7 +60,8 @@ def over_layers(measures) -> Figure:
         line(geometry, "nc2_of", **second, label="NC2 orthogonal")
         line(geometry, "nc3", color=COLORS["green"], marker="^", linestyle="none", label="NC3")
         line(geometry, "nc4", color=COLORS["purple"], marker="D", linestyle="none", label="NC4")
-        highest = max(row[c] or 0 for row in measures for c in ("nc2_etf", "nc2_of", "nc3"))
+        heights = [row[column] for row in measures for column in ("nc2_etf", "nc2_of", "nc3")]
+        highest = max((height for height in heights if height and isfinite(height)), default=1)
         geometry.set(title="NC2 to NC4", ylim=(-0.04 * highest, 1.75 * highest))
         geometry.legend(fontsize=10, ncols=2, loc="upper center", columnspacing=0.8, handletextpad=0.4)
         line(rank, "numerical_rank", **blue)
@@ -111,7 +112,7 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
             if column in LOGARITHMIC:
                 _logarithmic(ax, drawn)
             else:
-                ax.set_ylim(0, 1.1 * max(*drawn, 1e-3))
+                ax.set_ylim(0, 1.1 * max([value for value in drawn if isfinite(value)] + [1e-3]))
             if column == "numerical_rank":
                 ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
             ax.set(title=TITLES[column], xlabel="epoch")

@@ -383,7 +383,7 @@ def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, T
             with torch.no_grad():  # in inference mode, what a model keeps for later could not be trained with
                 if isinstance(x, Mapping):
                     model(**{name: _moved(value, device) for name, value in x.items()})
-                elif isinstance(x, tuple | list):
+                elif isinstance(x, tuple | list) and not hasattr(x, "to"):  # a packed sequence is a tuple too
                     model(*(_moved(value, device) for value in x))
                 else:
                     model(_moved(x, device))
@@ -411,7 +411,9 @@ def _split(batch) -> tuple:
 
 
 def _moved(value, device: torch.device):
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    return value.to(device) if hasattr(value, "to") else value
 
 
 def _as_rows(name: str, output, reduce: str | Callable, copy: bool = False) -> Tensor:

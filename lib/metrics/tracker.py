@@ -3,6 +3,7 @@ r"""Measures of collapse while a network trains, from any training loop."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from numbers import Integral
 
 from torch import nn
 
@@ -67,7 +68,7 @@ class Tracker:
         for name, given in (("loader", loader), ("test_loader", options.get("test_loader"))):
             if isinstance(given, Iterator):
                 raise ValueError(f"{name} can be read once only: give a DataLoader, a list or a function")
-        if not isinstance(every, Collection) and not (isinstance(every, int) and every > 0):
+        if not isinstance(every, Collection) and not (isinstance(every, Integral) and every > 0):
             raise ValueError(f"every = {every!r}: a positive whole number or a collection of epochs is needed")
         self.model, self.loader, self.every, self.options = model, loader, every, options
         self.layers = list(layers) if layers is not None and not isinstance(layers, str) else layers

@@ -131,7 +131,8 @@ class SentenceSet:
     :math:`L K d` multiplications. Or the scores are read off the products :math:`V_\ell = W U_\ell^T` (`L` matrices of
     shape `(n_w, K)`, the matrix :math:`W^T\hat U` of appendix G): these cost :math:`L n_w K d` multiplications
     whatever the number of sentences, after which a sentence adds up `L` rows. Either way sentences pass
-    block by block, and the softmax outputs are kept for the gradients, which are sums over the same rows.
+    block by block, and the softmax outputs are kept for the gradients, which are sums over the same rows. Memory is
+    kept from call to call, so that one set serves one thread at a time.
 
     Parameters
     ----------
@@ -143,7 +144,7 @@ class SentenceSet:
     Raises
     ------
     ValueError
-        If a word is not in the vocabulary, or, when called, if the sizes of `W` or `U` do not fit the sentences.
+        If a word is not in the vocabulary, or, when called, if the sizes of `W`, `U` or `y` do not fit the sentences.
 
     Examples
     --------
@@ -179,6 +180,8 @@ class SentenceSet:
             raise ValueError(f"W has embeddings of width d={d}, U expects d={width}")
         if (n_w, L) != (self.n_w, self.x.shape[1]):
             raise ValueError(f"W and U have n_w={n_w}, L={L}; the sentences have n_w={self.n_w}, L={self.x.shape[1]}")
+        if y.shape != self.x.shape[:1]:
+            raise ValueError(f"y has shape {tuple(y.shape)}; a class for each of {len(self.x)} sentences is needed")
         return _MeanCrossEntropy.apply(W, U, self, y)
 
     def _memory(self, name: str, like: Tensor, *shape: int) -> Tensor:
@@ -198,15 +201,16 @@ class _MeanCrossEntropy(torch.autograd.Function):
         K, d = U.shape[0], U.shape[2]
         flat = U.flatten(1)
         direct = d * (N - plan.n_w) <= 8 * N  # a gathered number costs about as much as eight multiplications
-        q = plan._memory("softmax", W, N, K)
+        size = 1024 if W.device.type == "cpu" else 65_536  # a block fits the cache, or fills the card
+        q = plan._memory("softmax", W, min(N, size) if direct else N, K)
         if not direct:
             V = plan._memory("products", W, L, plan.n_w, K)
             for position, block in enumerate(V):
                 torch.mm(W, U[:, position].T, out=block)
         total = W.new_zeros((), dtype=torch.float64)
         by_W, by_U = torch.zeros_like(W), torch.zeros_like(flat)
-        for start in range(0, N, 1024):
-            rows = slice(start, start + 1024)
+        for start in range(0, N, size):
+            rows = slice(start, start + size)
             if direct:
                 E = F.embedding(plan.x[rows], W).flatten(1)
                 scores = E @ flat.T
@@ -214,7 +218,7 @@ class _MeanCrossEntropy(torch.autograd.Function):
                 scores = F.embedding_bag(plan.rows[rows], V.flatten(0, 1), mode="sum")
             log_q, own = torch.log_softmax(scores, 1), y[rows, None]
             total -= log_q.gather(1, own).sum(dtype=torch.float64)
-            residual = torch.exp(log_q, out=q[rows])
+            residual = torch.exp(log_q, out=q[: len(own)] if direct else q[rows])
             residual.scatter_add_(1, own, residual.new_full(own.shape, -1.0))
             if direct:
                 by_U.addmm_(residual.T, E)

@@ -146,9 +146,9 @@ def drawn_problem(N, n_w, L, K, d):
 @ways
 @pytest.mark.parametrize("normalize", [False, True])
 def test_prepared_sentences_have_the_cross_entropy_of_the_scores_and_its_gradients(N, n_w, L, K, d, normalize):
-    W, U, x, y = drawn_problem(N, n_w, L, K, d)
     if normalize and d == 1:
-        return
+        pytest.skip("LayerNorm of one number is zero")
+    W, U, x, y = drawn_problem(N, n_w, L, K, d)
     expected = torch.nn.functional.cross_entropy(scores(W, U, x, normalize), y)
     found = SentenceSet(x, n_w).cross_entropy(sentences.word_features(W, normalize), U, y)
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
