@@ -50,7 +50,7 @@ class Book:
         (root / "lib").mkdir()
         (root / "_static").mkdir()
         shutil.copytree(ROOT / "lib" / "book", root / "lib" / "book", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("lib/claims.py", "lib/__init__.py", "_config.yml", "_static/favicon.svg"):
+        for name in ("lib/claims.py", "lib/checks.py", "lib/__init__.py", "_config.yml", "_static/favicon.svg"):
             shutil.copy(ROOT / name, root / name)
         self.write("lib/helper.py", "from lib.deeper import value\n\ndef answer():\n    return value()\n")
         self.write("lib/deeper.py", "def value():\n    return 42\n")
