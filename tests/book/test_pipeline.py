@@ -42,6 +42,11 @@ def cell(code):
     return f"```{{code-cell}} ipython3\n{code}\n```\n"
 
 
+def _heed_interrupts():
+    """A shell that starts the suite in the background has it ignore interrupts, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Book:
     """A throw-away book with its own copy of the pipeline."""
 
@@ -88,6 +93,7 @@ class Book:
         return subprocess.Popen(
             [sys.executable, "-m", "lib.book", *arguments], cwd=self.root, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )  # fmt: skip
 
     def run(self, *arguments, status=0, environment=()):
