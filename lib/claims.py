@@ -427,11 +427,11 @@ def open(paper, profile="laptop", device="cpu", dataset=None):
 # ---------------------------------------------------------------------------------------------------------- records
 
 
-def render(record, links=True):
-    """Judge a record by the declarations as they are now. Returns (record, HTML of its table).
+def judge(record):
+    """A record with the verdict that the declarations of now give it.
 
-    links: with links to the ledger and errata pages, as the published page wants them. ValueError when the claim is no
-    longer declared, or its quantities are not those that were measured (the chapter has to run again).
+    ValueError when the claim is no longer declared, or its quantities are not those that were measured (the chapter
+    has to run again).
     """
     declared, errata, _ = validate()
     name = record["id"]
@@ -446,7 +446,22 @@ def render(record, links=True):
         record.pop("reason", None)
         if record["profile"] == "smoke":
             record["reason"] = "the smoke profile only checks that everything runs"
-    return record, _table(record, declaration, errata.get(name, ()), links)
+    return record
+
+
+def render(record, links=True):
+    """A record judged as :func:`judge` does, with its errors, and the HTML of its table.
+
+    links: with links to the ledger and errata pages, as the published page wants them.
+    """
+    record = judge(record)
+    declared, errata, _ = validate()
+    return record, _table(record, declared[record["id"]], errata.get(record["id"], ()), links)
+
+
+def outcome(name, record=None):
+    """The verdict on a claim as its judged record has it; without a record, why there is none."""
+    return "not written yet" if name in pending() else record["verdict"] if record else "not run"
 
 
 def collect(notebook):
@@ -628,15 +643,15 @@ def ledger_page(records, paper_records=None):
     records: those of the executed chapters, judged anew here. paper_records: {id: record} of the `paper` profile; what
     `recorded` finds, unless given. Every declared claim has a row, also one that no chapter has measured.
     """
-    declared, errata, unwritten = validate()
-    live = {record["id"]: render(record)[0] for record in records}
+    declared, errata, _ = validate()
+    live = {record["id"]: judge(record) for record in records}
     kept = recorded() if paper_records is None else paper_records
     rows, counts = [], dict.fromkeys(VERDICTS, 0)
     for name, declaration in declared.items():
         record = live.get(name)
-        outcome = "not written yet" if name in unwritten else record["verdict"] if record else "not run"
-        counts[outcome] += 1
-        rows.append(_row(declaration, outcome, record, kept, errata.get(name, ())))
+        result = outcome(name, record)
+        counts[result] += 1
+        rows.append(_row(declaration, result, record, kept, errata.get(name, ())))
     tally = "".join(
         f'<li><a href="?verdict={name.replace(" ", "+")}" data-verdict="{name}">{_badge(name)} '
         f"<strong>{number}</strong></a></li>"
@@ -671,15 +686,15 @@ def _select(key, label, options):
     )
 
 
-def _row(declaration, outcome, record, paper_records, errata):
+def _row(declaration, result, record, paper_records, errata):
     escape = html.escape
     name, paper, kind = declaration["id"], declaration["paper"], declaration["kind"]
     link = f'<a href="../{record["chapter"]}.html#claim-{name}">{name}</a>' if record else name
     claim = f"{link}<small>{PAPERS[paper]}</small><small>{escape(declaration['where'])}</small><small>{kind}</small>"
-    shown = _badge(outcome)
+    shown = _badge(result)
     if record and record.get("reason"):
         shown += f"<small>{escape(record['reason'])}</small>"
-    if record and outcome != "not run":
+    if record and result != "not run":
         shown += f"<small>{record['profile']} profile</small>"
     for erratum in errata:
         shown += f"<small>{_erratum_link(erratum, '../')}</small>"
@@ -690,7 +705,7 @@ def _row(declaration, outcome, record, paper_records, errata):
         if kept.get("where_and_when"):
             text += f"<small>{escape(str(kept['where_and_when']))}</small>"
         cells += _cell("Paper profile", text)
-    return f'<tr id="ledger-{name}" data-paper="{paper}" data-verdict="{outcome}" data-kind="{kind}">{cells}</tr>'
+    return f'<tr id="ledger-{name}" data-paper="{paper}" data-verdict="{result}" data-kind="{kind}">{cells}</tr>'
 
 
 # ------------------------------------------------------------------------------------------------------------- errata
@@ -791,12 +806,11 @@ def expand_errata(text, records):
     records: {id of a claim: its record}; the claim that shows an erratum is linked and its verdict shown. The markers
     are `<!-- erratum ID -->` (printed, corrected, how it is decided) and `<!-- consequence ID -->`.
     """
-    known = _all_errata()
 
     def shown(found):
-        if found[2] not in known:
+        erratum = _all_errata().get(found[2])
+        if erratum is None:
             return found[0]
-        erratum = known[found[2]]
         if found[1] == "erratum":
             quoted = f"**As printed** ({erratum['place']}): {erratum['printed'].strip()}"
             quoted += f"\n\n**Corrected.** {erratum['corrected'].strip()}"
@@ -815,8 +829,7 @@ def _claim_link(name, records):
     """The claim's name, linked to the cell that measures it or else to its row in the ledger, and its verdict."""
     record = records.get(name)
     target = f"../{record['chapter']}.html#claim-{name}" if record else f"../back/ledger.html#ledger-{name}"
-    outcome = render(record)[0]["verdict"] if record else "not written yet" if name in pending() else "not run"
-    return f'<a href="{target}">{name}</a> {_badge(outcome)}'
+    return f'<a href="{target}">{name}</a> {_badge(outcome(name, judge(record) if record else None))}'
 
 
 def errata_page(records, headings):

@@ -456,9 +456,9 @@ def _step_on_processor(samples, Ws, b, pace, relu):
     Ws, b = [W.numpy() for W in Ws], None if b is None else b.numpy()
     spare = {W.shape: np.empty(W.shape, W.dtype) for W in Ws}
     shapes = [(R, X.shape[1], W.shape[1]) if rows else (R, W.shape[1], X.shape[2]) for W in Ws]
-    levels = [X, *(np.empty(shape, X.dtype) for shape in shapes)]
-    gradients = [np.empty_like(level) for level in levels]
-    active = [np.empty(level.shape, bool) for level in levels]
+    levels = [X, *(np.empty(shape, X.dtype) for shape in shapes[:-1])]
+    gradients = [np.empty(shape, X.dtype) for shape in (X.shape, *shapes)]  # the last one begins as the scores
+    active = [None, *(np.empty(shape, bool) for shape in shapes[:-1])]
     forward, backward, outer = [], [], []
     for i, W in enumerate(Ws):
         H, up, down = levels[i], gradients[i + 1] if i == last else levels[i + 1], gradients[i + 1]

@@ -10,6 +10,7 @@ import math
 import re
 import tempfile
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
@@ -97,6 +98,20 @@ _STYLE = {
 def use():
     """Make the book's style the default of every figure that follows."""
     mpl.rcParams.update(_STYLE)
+
+
+@contextmanager
+def styled():
+    """The book's style for the figures made inside, and afterwards the reader's own.
+
+    (`matplotlib.rc_context` would also undo that matplotlib became interactive meanwhile.)
+    """
+    before = {name: mpl.rcParams[name] for name in _STYLE}
+    try:
+        use()
+        yield
+    finally:
+        mpl.rcParams.update(before)
 
 
 def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):

@@ -50,8 +50,9 @@ def _trim_icons(static: Path, used: set[str]) -> None:
     characters, sheets = set(), {}
     for path in static.rglob("*.css"):
         sheets[path] = path.read_text(encoding="utf8")
-        characters |= {int(code, 16) for code in re.findall(r'"\\([ef][0-9a-f]{3})"', _RULE.sub("", sheets[path]))}
-        characters |= {ord(sign) for sign in _RULE.sub("", sheets[path]) if "\ue000" <= sign <= "\uf8ff"}
+        others = _RULE.sub("", sheets[path])
+        characters |= {int(code, 16) for code in re.findall(r'"\\([ef][0-9a-f]{3})"', others)}
+        characters |= {ord(sign) for sign in others if "\ue000" <= sign <= "\uf8ff"}
 
     def keep(rule) -> str:
         if used.isdisjoint(re.findall(r"fa-[a-z0-9-]+", rule[1])):

@@ -53,22 +53,26 @@ def executed_notebook(page: Page):
     return notebook if "book" in notebook.metadata else None
 
 
+def _execution(page: Page) -> dict:
+    """What is noted about the execution that made the kept notebook of a chapter; empty when there is none."""
+    try:
+        noted = json.loads(executed_path(page).read_text(encoding="utf8"))["metadata"]["book"]
+    except (OSError, ValueError, KeyError, TypeError):  # absent, cut off, or of another version
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
 def executed_key(page: Page) -> dict | None:
     """The key that the kept notebook of a chapter was executed with."""
-    path = executed_path(page)
-    try:
-        key = json.loads(path.read_text(encoding="utf8"))["metadata"]["book"]["key"]
-        return key if {"code", "parameters", "lib", "versions", "data", "files"} <= key.keys() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, cut off, or of another version
-        return None
+    key = _execution(page).get("key")
+    parts = {"code", "parameters", "lib", "versions", "data", "files"}
+    return key if isinstance(key, dict) and parts <= key.keys() else None
 
 
 def last_seconds(page: Page) -> float:
     """How long the last execution of a chapter took; infinity where none is known, which may be the longest."""
-    try:
-        return float(json.loads(executed_path(page).read_text(encoding="utf8"))["metadata"]["book"]["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return math.inf
+    seconds = _execution(page).get("seconds")
+    return float(seconds) if isinstance(seconds, (int, float)) else math.inf
 
 
 def stale(page: Page, parameters: dict) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import contextmanager
 from math import inf, isfinite
 
 import matplotlib as mpl
@@ -37,7 +36,7 @@ def over_layers(measures) -> Figure:
     if not measures:
         raise ValueError("there is no row to draw")
     names, places = [row["layer"] for row in measures], range(len(measures))
-    with _style():
+    with figures.styled():
         fig, (spread, relative, geometry, rank) = figures.panels(4, columns=2, size=(3.0, 2.7))
 
         def line(ax, column, **look):
@@ -98,7 +97,7 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
     colors = LAYERS
     if len(rows) > len(LAYERS):
         colors = mpl.colormaps["viridis"]([0.1 + 0.8 * i / (len(rows) - 1) for i in range(len(rows))])
-    with _style():
+    with figures.styled():
         fig, axes = figures.panels(len(columns), size=(3.0, 2.6))
         for ax, column in zip(axes, columns, strict=True):
             drawn = []
@@ -120,17 +119,6 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
             handles, labels = max((ax.get_legend_handles_labels() for ax in axes), key=lambda found: len(found[1]))
             fig.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=10)
     return fig
-
-
-@contextmanager
-def _style():
-    """The book's style, and afterwards the reader's. (`rc_context` would undo that matplotlib became interactive.)"""
-    before = {name: mpl.rcParams[name] for name in figures._STYLE}
-    try:
-        figures.use()
-        yield
-    finally:
-        mpl.rcParams.update(before)
 
 
 def _logarithmic(ax, values) -> None:

@@ -186,15 +186,13 @@ class Measures(list):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
     def _cells(self) -> list[list[str]]:
-        columns = list(COLUMNS)
-        if any("dilation" in row for row in self):
-            columns.insert(columns.index("nc1") + 1, "dilation")
+        columns = [column for column in COLUMNS if column != "dilation" or any(column in row for row in self)]
         return [columns, *([_cell(row.get(column)) for column in columns] for row in self)]
 
 
-#: The numbers in a row of :class:`Measures`, in the order in which they are printed.
+#: The numbers in a row of :class:`Measures`, in their order; `dilation` only where test samples were given.
 COLUMNS = (
-    *("layer", "d", "samples", "nc1", "relative_spread", "nc2_etf", "nc2_of", "nc3", "nc4"),
+    *("layer", "d", "samples", "nc1", "dilation", "relative_spread", "nc2_etf", "nc2_of", "nc3", "nc4"),
     *("numerical_rank", "condition_number"),
 )
 
@@ -313,7 +311,8 @@ def measure(
         if test_loader is not None:
             try:
                 statistics = _collected(model, test_loader, hooked, K, device, reduce)
-                rows[:] = [_beside_nc1(row, statistics[row["layer"]].nc1()) for row in rows]
+                tested = [row | {"dilation": statistics[row["layer"]].nc1()} for row in rows]
+                rows[:] = [{column: row[column] for column in COLUMNS} for row in tested]
             except ValueError as error:
                 raise ValueError(f"test_loader: {error}") from error
     return rows
@@ -459,12 +458,6 @@ def _row(name: str, statistics: ClassStatistics) -> dict:
         "numerical_rank": int(numerical_rank(centred)),
         "condition_number": condition_number(centred, min(statistics.K - 1, statistics.d)).item(),
     }
-
-
-def _beside_nc1(row: dict, dilation: float) -> dict:
-    items = list(row.items())
-    items.insert(list(row).index("nc1") + 1, ("dilation", dilation))
-    return dict(items)
 
 
 def _disagreement(passes, W: Tensor, b: Tensor | None, means: Tensor) -> float:
