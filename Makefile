@@ -4,7 +4,8 @@
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make lint    check the code's form          make clean   remove _build
-# make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn"; nothing else downloads any)
+# make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")
+# make record  keep what chapters executed with PROFILE=paper measured in recorded/ (CHAPTER=path-or-glob[,...])
 #
 # The first of these sets up .venv (PYTHON= names the interpreter, 3.10 or later), as does one after
 # requirements.txt changed.
@@ -25,7 +26,7 @@ python := $(VENV)/bin/python
 book   := $(python) -m lib.book
 options = --profile "$(PROFILE)" --chapter "$(CHAPTER)" --device "$(DEVICE)" --seed "$(SEED)"
 
-.PHONY: book execute publish status claims data test lab bench lint clean
+.PHONY: book execute publish status claims data record test lab bench lint clean
 .DEFAULT_GOAL := book
 
 book execute: $(VENV)/.ready
@@ -36,6 +37,9 @@ publish claims: $(VENV)/.ready
 
 status: $(VENV)/.ready
 	@$(book) status $(options)
+
+record: $(VENV)/.ready
+	@$(book) record --chapter "$(CHAPTER)"
 
 data: $(VENV)/.ready
 	@$(python) -m lib.data.images fetch $(DATA)

@@ -9,9 +9,10 @@ import argparse
 
 from rich.console import Console
 
-from bench import ensemble, measure, mlps, networks, pipeline, solver
+from bench import ensemble, kernels, measure, mlps, networks, pipeline, solver
 
 GROUPS = {
+    "kernels": kernels,
     "solver": solver,
     "ensemble": ensemble,
     "measure": measure,

@@ -98,7 +98,7 @@ def _plain_sgd(start, x, y, normalize, steps):
     for step in range(steps):
         position = 100 * step % len(x)
         if position == 0:
-            order = torch.randperm(len(x), generator=generator)
+            order = torch.randperm(len(x), generator=generator).to(x.device)
         batch = order[position : position + 100]
         optimiser.zero_grad()
         empirical_risk(W, U, x[batch], y[batch], 0.0, normalize).backward()

@@ -24,7 +24,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = ROOT / "chapters" / "claims.yml"
 ERRATA = ROOT / "chapters" / "errata.yml"
-RECORDED = ROOT / "recorded"
 
 MIME = "application/vnd.collapse.claim+json"
 
@@ -530,6 +529,11 @@ def _number(value, digits=6):
     return str(value)
 
 
+def _digits(expectation):
+    """How many digits of a measured value are worth showing: more where there is a number to compare them with."""
+    return 6 if {"value", "printed"} & set(expectation) else 4
+
+
 def _statement(text):
     """A statement as HTML, with x_i and n^L (or x_{i,j}, n^{L-1}) as indices and exponents."""
     text = html.escape(text)
@@ -595,7 +599,7 @@ def _table(record, declaration, errata, links):
                 _cell(label, escape(text))
                 for label, text in (
                     ("expected", _words(expectation)),
-                    ("measured", _number(value, 6 if {"value", "printed"} & set(expectation) else 4)),
+                    ("measured", _number(value, _digits(expectation))),
                     ("difference", _difference(expectation, value)),
                 )
             ]
@@ -618,34 +622,16 @@ def _table(record, declaration, errata, links):
 # ------------------------------------------------------------------------------------------------------------ pages
 
 
-def recorded(folder=None):
-    """The records of the `paper` profile that are kept in `recorded/*.json`: {id: record}.
-
-    folder: where they lie, instead. ValueError, naming the file, for one that is no list of records, for an undeclared
-    claim and for an unknown verdict.
-    """
-    found = {}
-    for path in sorted(Path(folder or RECORDED).glob("*.json")):
-        try:
-            records = {record["id"]: record for record in json.loads(path.read_text(encoding="utf-8"))}
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}: not a list of records ({error})") from None
-        for name, record in records.items():
-            _one_of(path, "claim", name, declarations())
-            _one_of(f"{path}, claim {name!r}", "verdict", record.get("verdict"), VERDICTS)
-        found.update(records)
-    return found
-
-
 def ledger_page(records, paper_records=None):
     """The ledger as an HTML fragment without blank lines, for the marker in chapters/back/ledger.md.
 
-    records: those of the executed chapters, judged anew here. paper_records: {id: record} of the `paper` profile; what
-    `recorded` finds, unless given. Every declared claim has a row, also one that no chapter has measured.
+    records: those of the executed chapters, judged anew here. paper_records: {id: record} of the `paper` profile, as
+    `lib.book.records.read` finds them; without any, their column is left out. Every declared claim has a row, also one
+    that no chapter has measured.
     """
     declared, errata, _ = validate()
     live = {record["id"]: judge(record) for record in records}
-    kept = recorded() if paper_records is None else paper_records
+    kept = paper_records or {}
     rows, counts = [], dict.fromkeys(VERDICTS, 0)
     for name, declaration in declared.items():
         record = live.get(name)
@@ -691,21 +677,42 @@ def _row(declaration, result, record, paper_records, errata):
     name, paper, kind = declaration["id"], declaration["paper"], declaration["kind"]
     link = f'<a href="../{record["chapter"]}.html#claim-{name}">{name}</a>' if record else name
     claim = f"{link}<small>{PAPERS[paper]}</small><small>{escape(declaration['where'])}</small><small>{kind}</small>"
+    kept = paper_records.get(name)
     shown = _badge(result)
     if record and record.get("reason"):
         shown += f"<small>{escape(record['reason'])}</small>"
     if record and result != "not run":
-        shown += f"<small>{record['profile']} profile</small>"
+        shown += f"<small>{record['profile']} profile</small>" + (_values(record) if kept else "")
     for erratum in errata:
         shown += f"<small>{_erratum_link(erratum, '../')}</small>"
     cells = _cell("Claim", claim) + _cell("Statement", _statement(declaration["statement"])) + _cell("Verdict", shown)
     if paper_records:
-        kept = paper_records.get(name, {})
-        text = _badge(kept["verdict"]) if kept else "—"
-        if kept.get("where_and_when"):
-            text += f"<small>{escape(str(kept['where_and_when']))}</small>"
-        cells += _cell("Paper profile", text)
+        cells += _cell("Paper profile", _kept(kept) if kept else "—")
     return f'<tr id="ledger-{name}" data-paper="{paper}" data-verdict="{result}" data-kind="{kind}">{cells}</tr>'
+
+
+def _kept(record):
+    """What the ledger says about a record of the `paper` profile: verdict, what is outdated, values, when and where."""
+    escape = html.escape
+    notes = [f"{record['finished'][:10]}, {escape(str(record['machine']['name']))}"]
+    if record["dataset"]:
+        notes.append(f"data: {escape(str(record['dataset']))}")
+    if record.get("reason"):
+        notes.insert(0, escape(record["reason"]))
+    if record["outdated"]:
+        notes.append(f'<span aria-hidden="true">⚠</span> outdated: {escape("; ".join(record["outdated"]))}')
+    lines = "".join(f"<small>{note}</small>" for note in notes)
+    return f'{_badge(record["verdict"])}{_values(record)}<div class="claim-record">{lines}</div>'
+
+
+def _values(record):
+    """Measured quantities, one to a line; more than three wait to be unfolded."""
+    lines = [
+        f"<small>{_statement(key)} = {html.escape(_number(value, _digits(record['expected'].get(key, ()))))}</small>"
+        for key, value in record["measured"].items()
+    ]
+    shown = f'<div class="claim-record">{"".join(lines)}</div>' if lines else ""
+    return f"<details><summary>{len(lines)} values</summary>{shown}</details>" if len(lines) > 3 else shown
 
 
 # ------------------------------------------------------------------------------------------------------------- errata
@@ -851,5 +858,5 @@ def errata_page(records, headings):
         if rows:
             head = "| finding | place in the paper | measured by |\n|---|---|---|\n"
             table = head + "\n".join(rows)
-            parts.append(f'## {title}\n\n<div class="errata-overview">\n\n{table}\n\n</div>')
+            parts.append(f'## {title}\n\n<div class="overview">\n\n{table}\n\n</div>')
     return "\n\n".join(parts)

@@ -1,8 +1,9 @@
 r"""Plain gradient descent on many unconstrained features models at once: runs are the first dimension of every tensor.
 
-Three things make it fast. The gradient is written out, so that a step is a handful of batched products with no graph;
-on a processor numpy does them, which is faster for small matrices. Runs advance together. And the samples of a class
-are not carried one by one where nothing is lost by it:
+Three things make it fast. The gradient is written out, so that a step is a handful of batched products without
+autograd; on a processor numpy does them, which is faster for small matrices, and a GPU replays recorded steps
+(:mod:`lib.graphs`). Runs advance together. And the samples of a class are not carried one by one where nothing is lost
+by it:
 
 - Without a ReLU the squared loss does not notice a rotation of the samples, :math:`\|WH - Y\| = \|WHQ - YQ\|` for
   orthogonal :math:`Q`. One that turns the samples of a class into their mean, scaled by :math:`\sqrt{n_k}`, and
@@ -18,14 +19,16 @@ are not carried one by one where nothing is lost by it:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lib.graphs import recorded
 from lib.models.unconstrained import activations, check, one_hot
 
 
@@ -141,7 +144,8 @@ def gradient_descent(
     .. math:: \theta \leftarrow \theta - \eta\,\nabla f(\theta), \qquad \theta = (W_L, \dots, W_1, H, b)
 
     A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU. Where torch uses
-    one thread, numbers below the smallest normal one count as 0.
+    one thread, numbers below the smallest normal one count as 0. On a GPU nothing is read back between two calls of
+    `watch`.
 
     Parameters
     ----------
@@ -223,11 +227,11 @@ def gradient_descent(
     hidden = relu and len(start.Ws) > 1
     every_run = torch.arange(R, device=start.H.device)
     kind = _every_sample if not reduce else _rotated if not hidden else _every_sample if len(y) > K else _means
-    groups = [_Group.of(every_run, start, kind, y, pace)]
+    groups = [_Group.of(every_run, start, kind, y, pace, relu)]
     done = 0
     for stop in [*range(0, steps, every or steps), steps]:
         for group in groups:
-            group.advance(stop - done, relu)
+            group.advance(stop - done)
         done = stop
         runs = _collect(groups, start)
         finite = torch.stack([torch.isfinite(part).flatten(1).all(1) for part in (runs.H, *runs.Ws)]).all(0)
@@ -329,7 +333,8 @@ def _rotated(H: Tensor, y: Tensor, K: int) -> _Samples:
     )
 
 
-class _Group(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Group:
     """Runs that advance together: which ones, their columns, weights, bias `(R, K, 1)` and pace."""
 
     index: Tensor
@@ -339,11 +344,12 @@ class _Group(NamedTuple):
     Ws: list[Tensor]
     b: Tensor | None
     pace: _Pace
+    relu: bool
 
     @classmethod
-    def of(cls, index, runs: Runs, kind, y, pace) -> _Group:
+    def of(cls, index, runs: Runs, kind, y, pace, relu) -> _Group:
         Ws, b = [W.clone() for W in runs.Ws], None if runs.b is None else runs.b.clone()[..., None]
-        return cls(index, kind(runs.H, y, Ws[-1].shape[-2]), kind, y, Ws, b, pace)
+        return cls(index, kind(runs.H, y, Ws[-1].shape[-2]), kind, y, Ws, b, pace, relu)
 
     def runs(self) -> Runs:
         """A copy of where they are, with the full features."""
@@ -357,7 +363,8 @@ class _Group(NamedTuple):
             return []
         if mask.all() and kind is self.kind:
             return [self]
-        return [_Group.of(self.index[mask], select(self.runs(), mask), kind, self.y, self.pace.chosen(mask))]
+        pace = self.pace.chosen(mask)
+        return [_Group.of(self.index[mask], select(self.runs(), mask), kind, self.y, pace, self.relu)]
 
     def settled(self, tolerance: float) -> Tensor:
         """In which runs the samples of each class coincide up to the tolerance and have the same active units."""
@@ -374,13 +381,17 @@ class _Group(NamedTuple):
                 found &= (active == active[..., first]).all(-1).all(-1)
         return found
 
-    def advance(self, steps: int, relu: bool) -> None:
+    @cached_property
+    def steps(self) -> Callable[[int], None]:
+        """Make so many steps, in place; on a GPU a graph that lasts as long as the group."""
+        columns = self.samples.columns
+        on_processor = columns.device.type == "cpu" and columns.dtype != torch.bfloat16  # numpy has no such type
+        on_rows = self.kind is _means
+        make = _step_on_processor if on_processor else _step_on_rows if on_rows else _step_on_columns
+        return recorded(make(self.samples, self.Ws, self.b, self.pace, self.relu), columns.device, unroll=20)
+
+    def advance(self, steps: int) -> None:
         if steps:
-            rows = self.kind is _means
-            columns = self.samples.columns
-            on_processor = columns.device.type == "cpu" and columns.dtype != torch.bfloat16  # numpy has no such type
-            make = _step_on_processor if on_processor else _step_on_rows if rows else _step_on_columns
-            step = make(self.samples, self.Ws, self.b, self.pace, relu)
             # decays take weights of silent units to denormals, and the processor is slow at these; other threads would
             # keep the setting, and one that is set already is left alone
             flush = torch.get_num_threads() == 1 and bool(torch.tensor([5e-324], dtype=torch.float64) * 1.0 != 0)
@@ -388,7 +399,7 @@ class _Group(NamedTuple):
                 torch.set_flush_denormal(True)
             try:
                 with np.errstate(all="ignore"):  # a run that diverges is found by its numbers
-                    _repeat(step, steps, self.samples.columns.device)
+                    self.steps(steps)
             finally:
                 if flush:
                     torch.set_flush_denormal(False)
@@ -412,32 +423,6 @@ def _collect(groups: list[_Group], start: Runs) -> Runs:
 
 def _flat(runs: Runs) -> list[Tensor]:
     return [runs.H, *runs.Ws, *([] if runs.b is None else [runs.b])]
-
-
-_RECORDING = threading.Lock()
-
-
-def _repeat(step: Callable[[], None], steps: int, device: torch.device) -> None:
-    """`steps` calls of `step`; on a GPU two steps are recorded as one graph and replayed, since calls cost more there.
-
-    Two, because a step leaves W_1 and its spare exchanged. A recorded step reads and writes the same memory each time.
-    """
-    if device.type == "cuda" and steps > 8:
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # the libraries allocate their workspaces before anything is recorded
-            step()
-            step()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with _RECORDING, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            step()
-            step()
-        for _ in range(steps // 2 - 1):
-            graph.replay()
-        steps %= 2
-    for _ in range(steps):
-        step()
 
 
 def _step_on_processor(samples, Ws, b, pace, relu):
@@ -499,7 +484,7 @@ def _step_on_columns(samples, Ws, b, pace, relu):
     Y, ones = samples.targets.expand(R, -1, -1), samples.ones.expand(R, 1, -1)
     levels = [H] + [H.new_empty(R, W.shape[-2], H.shape[-1]) for W in Ws]
     gradients = [torch.empty_like(level) for level in levels]
-    spare = [torch.empty_like(Ws[0])]
+    before = torch.empty_like(Ws[0])
     keep, keep_h, keep_b, step_size, scale = _factors(pace)
 
     def step():
@@ -520,14 +505,9 @@ def _step_on_columns(samples, Ws, b, pace, relu):
             G = gradients[i]
             if relu:  # in place: G where the unit is active, 0 elsewhere
                 torch.ops.aten.threshold_backward.grad_input(G, levels[i], 0, grad_input=G)
-        # H and W_1 each need the other's old value
-        old, new = Ws[0], spare[0]
-        if scale is None:
-            torch.baddbmm(old, G, H.mT, beta=keep[0], alpha=-step_size, out=new)
-        else:
-            torch.mul(old, keep[0], out=new).baddbmm_(G, H.mT, alpha=-step_size)
-        _update(H, old.mT, G, keep_h, step_size)
-        Ws[0], spare[0] = new, old
+        before.copy_(Ws[0])  # H and W_1 each need the other's old value
+        _update(Ws[0], G, H.mT, keep[0], step_size)
+        _update(H, before.mT, G, keep_h, step_size)
 
     return step
 
@@ -538,7 +518,7 @@ def _step_on_rows(samples, Ws, b, pace, relu):
     Y, ones = samples.targets.mT.expand(R, -1, -1).contiguous(), samples.ones[:, None].expand(R, -1, 1)
     levels = [H] + [H.new_empty(R, H.shape[1], W.shape[-2]) for W in Ws]
     gradients = [torch.empty_like(level) for level in levels]
-    spare = [torch.empty_like(Ws[0])]
+    before = torch.empty_like(Ws[0])
     keep, keep_h, keep_b, step_size, scale = _factors(pace)
 
     def step():
@@ -559,13 +539,9 @@ def _step_on_rows(samples, Ws, b, pace, relu):
             G = gradients[i]
             if relu:
                 torch.ops.aten.threshold_backward.grad_input(G, levels[i], 0, grad_input=G)
-        old, new = Ws[0], spare[0]
-        if scale is None:
-            torch.baddbmm(old, G.mT, H, beta=keep[0], alpha=-step_size, out=new)
-        else:
-            torch.mul(old, keep[0], out=new).baddbmm_(G.mT, H, alpha=-step_size)
-        _update(H, G, old, keep_h, step_size)
-        Ws[0], spare[0] = new, old
+        before.copy_(Ws[0])
+        _update(Ws[0], G.mT, H, keep[0], step_size)
+        _update(H, G, before, keep_h, step_size)
 
     return step
 

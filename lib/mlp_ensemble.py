@@ -13,7 +13,6 @@ loss and order of the samples, and ends where it would have ended alone, up to r
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.checks import positive_integers
+from lib.graphs import rounding_to_tf32
 from lib.models.networks import mlp
 from lib.train import check_sgd
 
@@ -337,17 +337,6 @@ def accuracy(models: Weights, x: Tensor, y: Tensor, batch_size: int = 1000) -> T
     x = _inputs(models, x)
     y = _labels(models, x, y)
     return (scores(models, x, batch_size).argmax(-1) == y).double().mean(-1)
-
-
-@contextlib.contextmanager
-def rounding_to_tf32(allowed: bool = True):
-    """Whether a GPU may round the factors of float32 products to TF32, and afterwards as it was before."""
-    matmul = torch.backends.cuda.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allowed else "ieee"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
 
 
 # ------------------------------------------------------------------------------------------------------------- a step

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lib.checks import positive_integers
 from lib.models.networks import _ResNet20
+from lib.train import _fastest_convolutions
 
 _EPS, _FORGET = 1e-5, 0.1  # of nn.BatchNorm2d
 
@@ -69,11 +70,23 @@ class Ensemble:
             self.parameters[name] = joined.to(device).requires_grad_()
         self.depth = len(models[0].head)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
+    def forward(self, x: Tensor, mixed_precision: bool = False) -> list[Tensor]:
         r"""Images `(R, B, C, height, width)` to :math:`H_1, \tilde H_2, \dots`, each `(R, B, width)`.
 
-        Batch normalisation takes the statistics of this batch.
+        Batch normalisation takes the statistics of this batch. With `mixed_precision` the maps of the backbone and the
+        factors of its convolutions are bfloat16; the features are means over these maps in the dtype of `x`, and the
+        head, in which ranks are counted, computes with that.
         """
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=mixed_precision):
+            maps = self._maps(x)
+        found = [maps.to(x.dtype).mean((2, 3)).reshape(x.shape[1], self.runs, -1).transpose(0, 1)]
+        for layer in range(self.depth):
+            H = found[-1].relu() if layer else found[-1]
+            found.append(H @ self.parameters[f"head.{layer}.weight"].mT)
+        return found
+
+    def _maps(self, x: Tensor) -> Tensor:
+        """What the backbone makes of images `(R, B, C, height, width)`: `(B, R maps, rows, columns)`."""
         p, R = self.parameters, self.runs
 
         def convolution(x, name, stride=1):
@@ -96,11 +109,7 @@ class Ensemble:
                     shortcut = x[:, :, ::stride, ::stride].unflatten(1, (R, -1))
                     x = F.pad(shortcut, (0, 0, 0, 0, 0, block.new_maps)).flatten(1, 2).contiguous(memory_format=order)
                 x = (out + x).relu_()
-        found = [x.mean((2, 3)).reshape(B, R, -1).transpose(0, 1)]
-        for layer in range(self.depth):
-            H = found[-1].relu() if layer else found[-1]
-            found.append(H @ p[f"head.{layer}.weight"].mT)
-        return found
+        return x
 
     @torch.no_grad()
     def look(self, x: Tensor, batch_size: int = 1000) -> Look:
@@ -149,6 +158,7 @@ def train(
     slow_start: int | Sequence[int] = 0,
     feature_slow_start: int = 0,
     drop: int | None = None,
+    mixed_precision: bool | None = None,
 ) -> list[int | None]:
     r"""Train all runs in place by SGD with momentum on the squared error, in the scale of the model.
 
@@ -161,7 +171,8 @@ def train(
 
     .. math:: \frac1{2N} \sum_i \|f(x_i) - e_{y_i}\|^2 + \frac\lambda2 \|\theta\|^2,
 
-    :math:`\theta` all parameters, those of batch normalisation included.
+    :math:`\theta` all parameters, those of batch normalisation included. Within an epoch nothing is copied to the
+    device, or read from it, but for the looks.
 
     Parameters
     ----------
@@ -181,6 +192,9 @@ def train(
         from a thousandth of them; the first may be one for each run.
     drop
         Number of steps after which the learning rates are divided by ten.
+    mixed_precision
+        Whether the backbone computes in bfloat16 (:meth:`Ensemble.forward`); by default on a GPU only. Weights, their
+        momentum, and what a look shows have the dtype of `x` in any case.
 
     Returns
     -------
@@ -219,6 +233,11 @@ def train(
     decayed = [lam_h is None or name.startswith("head") for name in ensemble.parameters]
     downhill = [_spread(-rates, part) for part in parts]
     slow = _per_run("slow_start", slow_start, R, x, zero=True).tolist()
+    share_of_decay = torch.tensor(  # a row for each step in which some run's decay still grows, and one for the rest
+        [[_grown(step, number) for number in slow] for step in range(min(steps, math.ceil(max(slow))) + 1)],
+        device=device, dtype=x.dtype,
+    )  # fmt: skip
+    mixed_precision = device.type == "cuda" if mixed_precision is None else mixed_precision
     generators = [torch.Generator().manual_seed(seed + run) for run in range(R)]
     diverged: list[int | None] = [None] * R
 
@@ -237,14 +256,15 @@ def train(
             order = torch.stack([torch.randperm(N, generator=generator) for generator in generators]).to(device)
         batch = order[:, step % per_epoch * batch_size :][:, :batch_size]
         share = min(1.0, (step + 1) / (warmup or 1)) * (0.1 if drop is not None and step >= drop else 1.0)
-        layers = ensemble.forward(x[batch])
-        value = (layers[-1] - targets[batch]).square().sum() / (2 * batch_size)
-        if lam_h is not None:
-            price = _grown(step, feature_slow_start) * N / batch_size / 2 * lam_h
-            value = value + (price * layers[0].square().sum((1, 2))).sum()
-        gradients = list(torch.autograd.grad(value, parts))
+        with _fastest_convolutions():
+            layers = ensemble.forward(x[batch], mixed_precision)
+            value = (layers[-1] - targets[batch]).square().sum() / (2 * batch_size)
+            if lam_h is not None:
+                price = _grown(step, feature_slow_start) * N / batch_size / 2 * lam_h
+                value = value + (price * layers[0].square().sum((1, 2))).sum()
+            gradients = list(torch.autograd.grad(value, parts))
         with torch.no_grad():
-            grown = decays * decays.new_tensor([_grown(step, number) for number in slow])
+            grown = decays * share_of_decay[min(step, len(share_of_decay) - 1)]
             for gradient, part, chosen in zip(gradients, parts, decayed, strict=True):
                 if chosen:
                     gradient.addcmul_(_spread(grown, part), part)

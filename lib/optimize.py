@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .checks import positive_integers
+from .graphs import recorded, rounding_to_tf32
 from .models.sentences import SentenceSet, full_batch_risk, layer_norm, word_features
 
 
@@ -276,13 +278,40 @@ def sentence_sgd(
     generator: torch.Generator,
     normalize: bool = False,
     callback: Callable[[int], None] | None = None,
+    every: int = 1,
+    tf32: bool = False,
 ) -> None:
     r"""The SGD of *Feature Collapse*: constant learning rate, weight decay, every sentence once per epoch.
 
     Changes `W: (n_w, d)` and `U: (K, L, d)` in place by `steps` steps on :func:`lib.models.sentences.empirical_risk`
     of batches of `x: (N, L)`, `y: (N,)`. The linear layer's gradient, decay and update are one fused matrix product.
+    Orders are drawn on the CPU, so that a seed gives the same ones on every device; where `batch_size` does not divide
+    N, the last batch of an epoch is smaller.
 
-    `callback(step)` is called after each step. Source: section 2 (learning rate 0.1, batches of 100).
+    A GPU replays recorded steps (:mod:`lib.graphs`) and reads nothing back between two calls of `callback`, which
+    therefore wants a large `every`. It adds up the gradient of a word in no fixed order, so that two runs differ by
+    rounding.
+
+    Parameters
+    ----------
+    W, U, x, y
+        All on the device to compute on.
+    generator
+        Of the orders, on the CPU.
+    normalize
+        For `h*`, whose embeddings go through LayerNorm and do not decay.
+    callback, every
+        `callback(step)` is called after each `every` steps.
+    tf32
+        Let a GPU round the factors of its products to TF32, ten bits of the mantissa. Without it they keep float32, as
+        on a processor: that is what a curve is to be compared with.
+
+    Raises
+    ------
+    ValueError
+        If `batch_size` or `every` is no positive integer.
+
+    Source: section 2 (learning rate 0.1, batches of 100).
 
     >>> x, y = torch.tensor([[0, 2], [1, 3]]), torch.tensor([0, 1])
     >>> W, U = initial_weights(n_w=4, K=2, L=2, d=3, seed=0, scale=0.1)
@@ -291,6 +320,11 @@ def sentence_sgd(
     >>> full_batch_risk(SentenceSet(x, 4), y, lam=1e-3)(W, U).item() < 0.1  # from log 2
     True
     """
+    positive_integers(batch_size=batch_size, every=every)
+    if x.device.type == "cuda":
+        with rounding_to_tf32(tf32):
+            _sgd_in_place(W, U, x, y, lam, learning_rate, batch_size, steps, generator, normalize, callback, every)
+        return
     N, flat = x.shape[0], U.view(U.shape[0], -1)
     order, position = torch.randperm(N, generator=generator), 0
     decay = 1 - learning_rate * lam
@@ -314,5 +348,70 @@ def sentence_sgd(
         if not normalize:
             W.mul_(decay)
         W.index_add_(0, words, d_rows, alpha=-learning_rate)
-        if callback is not None:
+        if callback is not None and step % every == 0:
             callback(step)
+
+
+_DRAWN = 2**20  # how many places of orders go to a GPU at a time
+
+
+def _sgd_in_place(
+    W, U, x, y, lam, learning_rate, batch_size, steps, generator, normalize, callback, every, unroll=10
+) -> None:
+    """:func:`sentence_sgd` by steps that can be recorded; between callbacks nothing waits for the device."""
+    N, device, flat = len(x), x.device, U.view(len(U), -1)
+    full, per_epoch = N // batch_size, -(-N // batch_size)
+    sentences, classes = torch.empty_like(x), torch.empty_like(y)  # in the order of this epoch
+    batch = torch.arange(batch_size, device=device)  # their places that come next
+
+    def descend(words, labels):
+        _descend(W, flat, words, labels, 1 - learning_rate * lam, learning_rate / len(words), normalize)
+
+    def step():
+        descend(sentences.index_select(0, batch), classes.index_select(0, batch))
+        batch.add_(batch_size)
+
+    advance, orders, done = recorded(step, device, unroll), [], 0
+    while done < steps:
+        position = done % per_epoch
+        if position == 0:
+            if not orders:
+                epochs = min(-(-(steps - done) // per_epoch), max(1, _DRAWN // N))
+                drawn = torch.stack([torch.randperm(N, generator=generator) for _ in range(epochs)])
+                drawn = drawn.pin_memory() if device.type == "cuda" else drawn  # to be copied while the device works
+                orders = list(drawn.to(device, non_blocking=True))
+            order = orders.pop(0)
+            torch.index_select(x, 0, order, out=sentences)
+            torch.index_select(y, 0, order, out=classes)
+            torch.arange(batch_size, out=batch)
+        if position == full:  # the rest of the epoch fills no batch
+            descend(sentences[full * batch_size :], classes[full * batch_size :])
+            made = 1
+        else:
+            made = min(steps - done, full - position, every - done % every)
+            advance(made)
+        done += made
+        if callback is not None and done % every == 0:
+            callback(done)
+
+
+def _descend(W, flat, words, labels, decay, rate, normalize) -> None:
+    """One step on sentences `words: (B, L)`, `labels: (B,)`, no shape in which depends on their values; `rate` is /B.
+
+    The gradient of each word in each place goes to the word's row of `W` by itself.
+    """
+    (B, _), d = words.shape, W.shape[1]
+    rows = W.index_select(0, words.flatten())
+    if normalize:
+        E, mean, inverse_deviation = torch.native_layer_norm(rows, (d,), None, None, 0.0)
+    E = (E if normalize else rows).view(B, -1)
+    D = torch.softmax(E @ flat.T, 1).scatter_(1, labels[:, None], -1.0, reduce="add")
+    slope = (D @ flat).view(-1, d)
+    if normalize:
+        slope, _, _ = torch.ops.aten.native_layer_norm_backward(
+            slope, rows, (d,), mean, inverse_deviation, None, None, (True, False, False)
+        )
+    else:
+        W.mul_(decay)
+    flat.addmm_(D.T, E, beta=decay, alpha=-rate)
+    W.index_add_(0, words.flatten(), slope, alpha=-rate)

@@ -64,7 +64,6 @@ def files(tmp_path, monkeypatch):
 
     monkeypatch.setattr(claims, "CLAIMS", tmp_path / "claims.yml")
     monkeypatch.setattr(claims, "ERRATA", tmp_path / "errata.yml")
-    monkeypatch.setattr(claims, "RECORDED", tmp_path / "recorded")
     monkeypatch.delenv("COLLAPSE_CHAPTER", raising=False)
     write()
     return write
@@ -464,7 +463,7 @@ def test_records_are_collected_from_the_outputs_of_a_notebook(files, tmp_path):
 def test_the_ledger_page_has_one_row_per_claim_whatever_was_measured(files):
     later = claim(id="lr-later", paper="low-rank-bias", kind="figure", expect=None)
     files([CLAIM, claim(id="fc-two"), later], pending=["lr-later"], errata=[ERRATUM])
-    page = claims.ledger_page([record_of(BAD)], paper_records={"fc-one": {"verdict": "reproduced"}})
+    page = claims.ledger_page([record_of(BAD)], paper_records={"fc-one": kept_of()})
     rows = re.findall(r'<tr id="ledger-([^"]*)" data-paper="([^"]*)" data-verdict="([^"]*)" data-kind="([^"]*)">', page)
     assert rows == [
         ("fc-one", "feature-collapse", "contradicted", "number"),
@@ -483,14 +482,47 @@ def test_the_ledger_page_has_one_row_per_claim_whatever_was_measured(files):
     assert "Paper profile" not in claims.ledger_page([], paper_records={}), "a column of which nothing is recorded"
 
 
-def test_the_recorded_verdicts_are_read_and_a_damaged_file_is_named(files, tmp_path):
-    folder = tmp_path / "recorded"
-    folder.mkdir()
-    (folder / "theorems.json").write_text('[{"id": "fc-one", "verdict": "reproduced"}]')
-    assert claims.recorded()["fc-one"]["verdict"] == "reproduced"
-    (folder / "broken.json").write_text('{"id": ')
-    with pytest.raises(ValueError, match="broken.json: not a list of records"):
-        claims.recorded()
+def kept_of(measured=GOOD, **changes):
+    """A record of the paper profile as lib.book.records.read has it."""
+    about = {"profile": "paper", "finished": "2026-11-22T10:00:00+00:00", "machine": {"name": "Card <1>"}}
+    return record_of(measured, **{"verdict": "reproduced", "outdated": [], **about, **changes})
+
+
+def recorded_cell(page, name="fc-one"):
+    (row,) = re.findall(rf'<tr id="ledger-{name}".*?</tr>', page)
+    before, _, after = row.partition('<td data-label="Paper profile"')
+    return before, after
+
+
+def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_device_and_data(files):
+    files([CLAIM, claim(id="fc-two")])
+    page = claims.ledger_page([record_of(BAD)], {"fc-one": kept_of(dataset="digits")})
+    live, kept = recorded_cell(page)
+    assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
+    assert "claim-reproduced" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
+    assert "<small>2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
+    assert "outdated" not in kept and "<details>" not in kept
+    assert "—" in recorded_cell(page, "fc-two")[1], "nothing is recorded of the other claim"
+
+
+def test_an_outdated_record_says_why_in_words_and_by_a_sign(files):
+    kept = kept_of(outdated=["its code cells changed", "lib.ensemble changed"])
+    _, cell = recorded_cell(claims.ledger_page([], {"fc-one": kept}))
+    assert "⚠</span> outdated: its code cells changed; lib.ensemble changed</small>" in cell
+
+
+def test_a_record_of_a_claim_that_was_skipped_says_why(files):
+    kept = kept_of({}, verdict="not run", reason="it takes a cluster")
+    _, cell = recorded_cell(claims.ledger_page([], {"fc-one": kept}))
+    assert "claim-not-run" in cell and "<small>it takes a cluster</small>" in cell
+
+
+def test_more_than_three_recorded_values_wait_to_be_unfolded(files):
+    expect = {f"{letter}_1": {"below": 9} for letter in "abcd"}
+    files([claim(expect=expect)])
+    kept = kept_of(dict.fromkeys(expect, 1.23456))
+    _, cell = recorded_cell(claims.ledger_page([], {"fc-one": kept}))
+    assert '<details><summary>4 values</summary><div class="claim-record"><small>a<sub>1</sub> = 1.235</small>' in cell
 
 
 # ------------------------------------------------------------------------------------------------------------ errata
@@ -674,22 +706,6 @@ def test_indices_and_exponents_of_a_statement_are_set(files, text, expected):
     files([claim(statement=text)])
     assert expected in claims.render(record_of())[1]
     assert expected in claims.ledger_page([])
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("[", "not a list of records"),
-        ('[{"id": "fc-k50-norms", "verdict": "reproduced"}]', "did you mean 'fc-k50-norm'"),
-        ('[{"id": "fc-k50-norm", "verdict": "reproducd"}]', "unknown verdict 'reproducd'"),
-        ('[{"id": "fc-k50-norm"}]', "unknown verdict None"),
-    ],
-)
-def test_a_damaged_record_is_refused_with_its_file(tmp_path, content, complaint):
-    (tmp_path / "experiments.json").write_text(content)
-    with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
-        claims.recorded(tmp_path)
-    assert "experiments.json" in str(caught.value)
 
 
 def test_a_claim_checked_in_a_longer_fence_is_seen(tmp_path):

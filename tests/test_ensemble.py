@@ -1,6 +1,8 @@
 """Batched gradient descent against autograd, and its reduced runs against those that carry every sample."""
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from hypothesis import strategies as st
 from lib import ensemble
 from lib.ensemble import Runs, gradient_descent, pad, random_start, select, together
 from lib.models.unconstrained import activations, labels, objective
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_card import recording
 
 K, N_SPL, D = 3, 12, 5
 ORDERED = labels(K, N_SPL)
@@ -96,13 +101,14 @@ def test_so_it_does_for_every_start_and_learning_rate(seed, learning_rate, name)
     assert_same(found, by_autograd(start, MODELS[name], 3, learning_rate=learning_rate), atol=1e-12)
 
 
+def step_of_a_gpu(samples, *rest):
+    rows = not samples.columns.is_contiguous()
+    return (ensemble._step_on_rows if rows else ensemble._step_on_columns)(samples, *rest)
+
+
 @every_model
 @pytest.mark.parametrize("apart", [True, False], ids=["samples apart", "samples together"])
 def test_the_steps_of_a_gpu_are_those_of_a_processor(model, apart, monkeypatch):
-    def step_of_a_gpu(samples, *rest):
-        rows = not samples.columns.is_contiguous()
-        return (ensemble._step_on_rows if rows else ensemble._step_on_columns)(samples, *rest)
-
     start = start_of(model)
     start = start if apart else start._replace(H=start.H[..., ORDERED * N_SPL])
     rates = torch.tensor([0.1, 0.2, 0.05], dtype=torch.float64)
@@ -435,6 +441,37 @@ def test_graphs_are_for_gpus_only(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", fail)
     monkeypatch.setattr(torch.cuda, "Stream", fail)
     descend(start_of(MODELS["ReLU"]), MODELS["ReLU"], 50)
+
+
+@every_model
+@pytest.mark.parametrize("apart", [True, False], ids=["samples apart", "samples together"])
+@pytest.mark.parametrize("per_run", [False, True], ids=["one rate", "a rate for each run"])
+def test_recorded_steps_are_the_same_steps(model, apart, per_run, monkeypatch):
+    """Replayed in the same memory, and without a wait for the device, to the last bit; between looks that are kept."""
+    monkeypatch.setattr(ensemble, "_step_on_processor", step_of_a_gpu)
+    rate = torch.tensor([0.1, 0.2, 0.05], dtype=torch.float64) if per_run else 0.1
+    start = start_of(model)
+    start = start if apart else start._replace(H=start.H[..., ORDERED * N_SPL])
+    expected = trajectory(start, model, 107, every=45, learning_rate=rate)
+    with recording(ensemble) as card:
+        found = trajectory(start, model, 107, every=45, learning_rate=rate)
+    assert card.recordings == 1 and card.replays == 43 // 20 + 45 // 20
+    for step, runs in expected.items():
+        assert_same(found[step], runs, atol=0.0)
+
+
+def test_runs_that_go_apart_are_recorded_anew(monkeypatch):
+    """A run that collapses and one that diverges leave the group; what was recorded with them is not used again."""
+    monkeypatch.setattr(ensemble, "_step_on_processor", step_of_a_gpu)
+    model, lost, marked = MODELS["ReLU"], {}, {}
+    start = together([nearly_collapsed(model, 1e-14), start_of(model, seeds=[3]), start_of(model, [4], scale=1e5)])
+    options = {"every": 30, "singly": True, "tolerance": 1e-8}
+    expected = descend(start, model, 120, diverged=lost, **options)
+    with recording(ensemble) as card:
+        found = descend(start, model, 120, diverged=marked, **options)
+    assert marked == lost and len(marked) == 1 and card.recordings > 2
+    for part, other in zip((found.H, *found.Ws), (expected.H, *expected.Ws), strict=True):
+        torch.testing.assert_close(part, other, atol=0.0, rtol=0.0, equal_nan=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,4 +1,6 @@
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,9 @@ from lib.mlp_ensemble import (
     unstack,
 )
 from lib.models.networks import mlp
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_card import Waits
 
 INPUTS, M, K, WIDTH, DEPTH, N = 12, 5, 4, 7, 4, 53
 LOSSES = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.7)]  # at 0.7 some samples cost nothing
@@ -306,6 +311,19 @@ def test_networks_that_cannot_be_stacked_are_refused():
         unstack(stack(networks(runs=1)), networks(runs=2))
     with pytest.raises(ValueError, match="network 0 differs"):
         unstack(stack(networks(runs=1)), networks("sigmoid", runs=1))
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_no_step_waits_for_the_device(activation):
+    """The waits of an epoch are the same for two batches and for twenty-six, and grow with the epochs alone."""
+    x, y = data()
+    found = {}
+    for epochs, batch_size in ((1, 30), (1, 2), (3, 30)):
+        weights = stack(networks(activation))
+        with Waits() as waits:
+            train(weights, x[:, :52], y[:, :52], LOSSES, epochs, batch_size=batch_size, seeds=SEEDS)
+        found[epochs, batch_size] = len(waits.found)
+    assert found[1, 30] == found[1, 2] < found[3, 30]
 
 
 @pytest.mark.parametrize("before", ["none", "tf32", "ieee"])

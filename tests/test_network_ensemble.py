@@ -1,9 +1,15 @@
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from lib.models.networks import resnet18, resnet20
 from lib.network_ensemble import Ensemble, train
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_card import Waits
 
 K, N = 4, 24
 
@@ -165,3 +171,69 @@ def test_what_was_looked_at_stays_when_training_goes_on(x):
     kept = seen.clone()
     train(ensemble, x, y, 2, 0.1, 0.01, batch_size=8)
     assert torch.equal(seen, kept) and not seen.requires_grad
+
+
+def single(runs=2):
+    return Ensemble([network.float() for network in networks(runs)])
+
+
+def test_in_mixed_precision_features_agree_to_that_of_bfloat16_and_the_head_is_not_rounded(x):
+    """Eight bits of the mantissa are 0.4% for one rounding; through some twenty layers, 5% of the norm at most."""
+    ensemble, images = single(), x.float().expand(2, *x.shape)
+    exact, rounded = ensemble.forward(images), ensemble.forward(images, mixed_precision=True)
+    for ours, theirs in zip(exact, rounded, strict=True):
+        error = (ours - theirs).norm(dim=(1, 2)) / ours.norm(dim=(1, 2))
+        assert theirs.dtype == torch.float32 and (error > 0).all() and (error < 0.05).all()
+    H = rounded[0]
+    for layer, found in enumerate(rounded[1:]):
+        H = (H.relu() if layer else H) @ ensemble.parameters[f"head.{layer}.weight"].mT
+        assert torch.equal(found, H)
+
+
+def test_in_mixed_precision_a_short_run_agrees_to_a_percent(x):
+    """The loss after five steps, and the size of the weights, which stay in single precision."""
+    ends = []
+    for mixed_precision in (False, True):
+        ensemble = single()
+        train(ensemble, x.float(), y, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
+        assert {part.dtype for part in ensemble.parameters.values()} == {torch.float32}
+        look = ensemble.look(x.float())
+        error = (look.layers[-1] - F.one_hot(y, K)).square().sum((1, 2)) / (2 * N)
+        ends.append(torch.cat([error, look.squared_norm]))
+    assert not torch.equal(*ends)
+    torch.testing.assert_close(*ends, rtol=0.01, atol=0)
+
+
+def test_a_processor_computes_in_full_precision_unless_it_is_told_otherwise(x):
+    ends = []
+    for option in ({}, {"mixed_precision": False}, {"mixed_precision": True}):
+        ensemble = single()
+        train(ensemble, x.float(), y, 3, 0.02, 1e-2, batch_size=8, **option)
+        ends.append(ensemble.parameters["conv1.weight"].detach())
+    assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
+
+
+def test_no_step_waits_for_the_device(x):
+    """Within an epoch, whatever the schedule; waits for the checks and the looks do not grow with the steps."""
+    schedule = {"warmup": 3, "slow_start": [4, 60, 3], "feature_slow_start": 5, "drop": 6}
+    found = []
+    for steps in (3, 24):
+        ensemble = Ensemble(networks())
+        with Waits() as waits:
+            train(ensemble, x, y, steps, 0.02, [0.03, 0.0, 0.2], 1e-3, batch_size=1, **schedule)
+        found.append(waits.found)
+    assert found[0] == found[1]
+
+
+def test_a_decay_that_grows_longer_than_the_run_and_one_that_never_does(x):
+    """A run of more steps is at the fifth where one of five steps ends: the schedule depends on the step only."""
+    ends = []
+    for steps in (5, 9):
+        ensemble, seen = Ensemble(networks(2)), {}
+
+        def look(step, ensemble=ensemble, seen=seen):
+            seen[step] = [part.detach().clone() for part in ensemble.parameters.values()]
+
+        train(ensemble, x, y, steps, 0.02, 0.1, batch_size=8, slow_start=[0, 7], looks=[5], callback=look)
+        ends.append(seen[5])
+    assert all(map(torch.equal, *ends))

@@ -1,6 +1,8 @@
 """The optimisers against what they are to find, and their steps against plain ones."""
 
+import sys
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from lib import optimize
 from lib.data.sentences import sentence_task
 from lib.models.sentences import empirical_risk
 from lib.theory.feature_collapse import optimality_gap
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_card import Waits, recording
 
 quick = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 10**6)
@@ -256,6 +261,95 @@ def test_sgd_with_any_batch_size_is_plain_sgd(seed, batch_size, normalize):
     path = plain_sgd(W, U, x, y, 0.1, 0.1, batch_size, 12, torch.Generator().manual_seed(seed), normalize)
     optimize.sentence_sgd(W, U, x, y, 0.1, 0.1, batch_size, 12, torch.Generator().manual_seed(seed), normalize)
     torch.testing.assert_close((W, U), path[-1], atol=1e-10, rtol=0)
+
+
+def sgd_of_a_gpu(W, U, x, y, lam, learning_rate, batch_size, steps, generator, normalize, callback=None, every=1):
+    """What :func:`sentence_sgd` does on a GPU, here on a processor."""
+    with torch.no_grad():
+        optimize._sgd_in_place(
+            W, U, x, y, lam, learning_rate, batch_size, steps, generator, normalize, callback, every, unroll=4
+        )
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("lam", [0.0, 0.05])
+@pytest.mark.parametrize("n_spl, batch_size", [(3, 4), (2, 7), (3, 1), (2, 5), (3, 100)])
+def test_sgd_of_a_gpu_is_plain_sgd(normalize, lam, n_spl, batch_size, monkeypatch):
+    """Five epochs, orders drawn for two at a time; words repeat in a batch, and the last batch may be incomplete."""
+    monkeypatch.setattr(optimize, "_DRAWN", 2 * 5 * n_spl)
+    x, y = sentence_task(2, 6, 3, K=5, frequencies="zipf", seed=1).sample(n_spl, seed=2)
+    assert max(len(row) - len(row.unique()) for row in x) > 0
+    W, U = normal(3, 6, 4), normal(4, 5, 3, 4)
+    steps, found = 5 * -(-len(x) // batch_size) - 1, []
+    orders = [torch.Generator().manual_seed(5) for _ in range(2)]
+    path = plain_sgd(W, U, x, y, lam, 0.3, batch_size, steps, orders[0], normalize)
+    sgd_of_a_gpu(
+        W, U, x, y, lam, 0.3, batch_size, steps, orders[1], normalize, lambda step: found.append((W.clone(), U.clone()))
+    )
+    for after, expected in zip(found, path, strict=True):
+        torch.testing.assert_close(after, expected, atol=1e-10, rtol=0)
+    assert torch.equal(*(order.get_state() for order in orders)), "as many numbers are drawn as orders are used"
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 15])
+@pytest.mark.parametrize("every", [1, 5, 8, 40])
+def test_recorded_sgd_takes_the_same_steps(normalize, batch_size, every):
+    """To the last bit, with no wait in a step; what happens between recordings, too, is where it belongs."""
+    x, y = sentence_task(2, 6, 3, K=5, frequencies="zipf", seed=1).sample(3, seed=2)
+    ends, seen = [], []
+
+    def run():
+        W, U, numbers = normal(3, 6, 4), normal(4, 5, 3, 4), []
+        order = torch.Generator().manual_seed(5)
+        sgd_of_a_gpu(W, U, x, y, 0.05, 0.3, batch_size, 77, order, normalize, numbers.append, every)
+        ends.append((W, U)), seen.append(numbers)
+
+    run()
+    with recording(optimize) as card:
+        run()
+    assert torch.equal(ends[0][0], ends[1][0]) and torch.equal(ends[0][1], ends[1][1])
+    assert seen[0] == seen[1] == list(range(every, 78, every))
+    assert card.recordings == (every >= 6 and 15 // batch_size >= 6)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_sgd_of_a_gpu_waits_for_orders_only(normalize):
+    x, y = sentence_task(2, 6, 3, K=5, seed=1).sample(3, seed=2)
+    waits = []
+    for steps in (20, 200):
+        W, U = normal(3, 6, 4), normal(4, 5, 3, 4)
+        with Waits() as noted:
+            sgd_of_a_gpu(W, U, x, y, 0.05, 0.3, 4, steps, torch.Generator().manual_seed(5), normalize)
+        waits.append(noted.found)
+    assert waits[0] == waits[1] == []
+
+
+def test_in_single_precision_sgd_of_a_gpu_stays_close():
+    x, y = sentence_task(3, 12, 3, K=7, frequencies="zipf", seed=3).sample(4, seed=0)
+    ends = []
+    for sgd in (optimize.sentence_sgd, sgd_of_a_gpu):
+        W, U = optimize.initial_weights(12, 7, 3, 5, seed=0, scale=1.0)
+        sgd(W, U, x, y, 1e-3, 0.1, 5, 200, torch.Generator().manual_seed(1), True)
+        ends.append((W, U))
+    torch.testing.assert_close(*ends, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("every", [1, 3, 7, 50])
+def test_the_callback_comes_after_each_so_many_steps(every):
+    x, y = sentence_task(2, 4, 2, K=3, seed=0).sample(3, 0)
+    W, U, seen = normal(0, 4, 3), normal(1, 3, 2, 3), []
+    order = torch.Generator().manual_seed(3)
+    optimize.sentence_sgd(W, U, x, y, 0.1, 0.1, 2, 21, order, callback=seen.append, every=every)
+    assert seen == list(range(every, 22, every))
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"every": 0}])
+def test_batches_and_looks_have_a_size(wrong):
+    x, y = sentence_task(2, 4, 2, K=3, seed=0).sample(3, 0)
+    arguments = {"lam": 0.1, "learning_rate": 0.1, "batch_size": 2, "steps": 3, "generator": torch.Generator()}
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = 0"):
+        optimize.sentence_sgd(normal(0, 4, 3), normal(1, 3, 2, 3), x, y, **(arguments | wrong))
 
 
 def test_sgd_of_h_star_turns_embeddings_without_shortening_them():

@@ -1,4 +1,6 @@
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ from lib import train as module
 from lib.losses import squared_error
 from lib.models.networks import resnet18
 from lib.train import evaluate, penalty, train
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_card import Waits
 
 
 def blobs(N=60, K=3, d=4, dtype=torch.float32):
@@ -247,6 +252,18 @@ def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(tmp_path, ev
     assert same_state(reference, resumed)
     assert plain(history) == plain(expected)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+@pytest.mark.parametrize("mixed_precision", [False, True])
+def test_no_step_waits_for_the_device(mixed_precision):
+    """The waits of an epoch are the same for three batches and for twelve, and grow with the epochs alone."""
+    (x, y), found = images(), {}
+    for epochs, batch_size in ((1, 8), (1, 2), (3, 8)):
+        model = resnet18(3, 1, 1 / 16)
+        with Waits() as waits:
+            train(model, x, y, F.cross_entropy, epochs, 0.05, batch_size=batch_size, mixed_precision=mixed_precision)
+        found[epochs, batch_size] = len(waits.found)
+    assert found[1, 8] == found[1, 2] < found[3, 8]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

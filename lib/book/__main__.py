@@ -1,4 +1,4 @@
-"""The command line: python -m lib.book build|execute|publish|status|claims."""
+"""The command line: python -m lib.book build|execute|publish|status|claims|record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lib.book import chapters, run, site
+from lib.book import chapters, records, run, site
 
 app = typer.Typer(
     help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
@@ -27,8 +27,8 @@ Device = typer.Option("auto", help=f"One of {', '.join(chapters.DEVICES)}.")
 Seed = typer.Option("", help="A whole number; empty for each chapter's own.")
 Jobs = typer.Option(
     "auto",
-    help="How many chapters are executed at the same time, with an equal share of the cores each. By default one for "
-    f"each core, at most {run.MOST_JOBS}, and one in all on a GPU; with 1 a chapter has all cores to itself.",
+    help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
+    f"each. By default one for each core, at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
 )
 Force = typer.Option(False, "--force", help="Execute also what is up to date.")
 
@@ -48,7 +48,9 @@ def command(function):
             console.print(f"error: {error}", style="red")
             status = 1
         except KeyboardInterrupt:
-            console.print("interrupted: finished chapters and the published site are kept, the next run goes on")
+            console.print(
+                "interrupted: what is finished and the published site are kept, the next build goes on from there"
+            )
             sys.stdout.flush()
             os._exit(130)  # threads that wait for a killed kernel are not waited for
         raise typer.Exit(status or 0)
@@ -114,7 +116,7 @@ def claims():
     """Write claims.json from the chapters as they were last executed, and print its summary."""
     _validate_claims()
     with run.lock(console.print):
-        rows = site.write_claims(site.collect(chapters.pages()))
+        rows = site.write_claims(site.collect(chapters.pages()), records.read())
     table = Table("claim", "verdict", "profile", "chapter", box=None)
     for row in rows:
         table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
@@ -122,6 +124,21 @@ def claims():
     counts = Counter(row["verdict"] for row in rows)
     console.print(f"{len(rows)} claims: " + ", ".join(f"{number} {name}" for name, number in counts.most_common()))
     console.print(str(chapters.BUILD / "claims.json"))
+    return 0
+
+
+@command
+def record(chapter: str = Chapter):
+    """Keep what the chapters measured, as last executed in the paper profile, in recorded/."""
+    _validate_claims(partial=True, recorded=False)
+    selected = chapters.select(chapters.chapters(), chapter)
+    with run.lock(console.print):
+        written = records.record(selected)
+    for taken, changed in written:
+        where = f"{taken['finished'][:10]} on {taken['machine']['name']}"
+        state = "recorded" if changed else "unchanged"
+        console.print(f"{taken['chapter']}: {state}, {len(taken['claims'])} claims of {where}")
+    _validate_claims(partial=True)  # the new records beside those that were there
     return 0
 
 
@@ -142,17 +159,19 @@ def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
     site.check_title(everything)
     selected = chapters.select(everything, chapter)
     _validate_claims(partial=bool(chapter))
-    return selected, parameters, run.default_jobs(device) if automatic else int(jobs)
+    return selected, parameters, run.default_jobs() if automatic else int(jobs)
 
 
-def _validate_claims(partial: bool = False) -> None:
+def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     """Damaged declarations, claims that are undeclared, misspelt or checked twice, and errata without their section
-    end the command here. A build of some chapters does not ask for the errata of all."""
+    end the command here. A build of some chapters does not ask for the errata of all, and what makes a damaged
+    record anew does not ask for the records that are there."""
     from lib import claims as ledger
 
     try:
         ledger.validate()
-        ledger.recorded()
+        if recorded:
+            records.check()
         files = [page.path for page in chapters.chapters()]
         ledger.check_sources(files)
         if not partial:

@@ -1,15 +1,27 @@
-"""Executing chapters: papermill on each stale one, finished notebooks kept one by one."""
+"""Executing chapters: papermill on each stale one, finished notebooks kept one by one, and finished runs inside one.
+
+A kernel finds in its environment what it reports to and keeps things in: COLLAPSE_NOTES, a file for `lib.notes`, and
+COLLAPSE_UNFINISHED, a folder for `lib.batches` that belongs to one key of the chapter. Where chapters run side by side,
+COLLAPSE_GPU_SHARE is the part of the GPU's memory that `lib.devices` leaves to each.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
+import functools
+import hashlib
 import json
 import logging
 import math
 import os
+import platform
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -18,9 +30,12 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lib.book.chapters import BUILD, BadInput, Page, differences
+from lib import devices
+from lib.book.chapters import BUILD, BadInput, Page, differences, version
+from lib.claims import ORIGINALS
 
 MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
+GPU_MEMORY = 0.95  # of a GPU's memory is shared; the rest is for what the driver takes for each process
 
 
 @dataclass
@@ -99,7 +114,7 @@ def check_device(device: str) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise BadInput("device 'cuda' is not available on this machine; use auto or cpu")
+            raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
 
 
 def cores() -> int:
@@ -109,18 +124,18 @@ def cores() -> int:
     return joblib.cpu_count()
 
 
-def default_jobs(device: str) -> int:
-    """How many chapters run side by side where nobody says: one per core up to MOST_JOBS, one alone on a GPU."""
-    return 1 if device == "cuda" or (device == "auto" and _finds_gpu()) else min(cores(), MOST_JOBS)
+def default_jobs() -> int:
+    """How many chapters run side by side where nobody says: one per core, up to MOST_JOBS."""
+    return min(cores(), MOST_JOBS)
 
 
-def _finds_gpu() -> bool:
-    """Will a chapter's device `auto` be a GPU? torch, slow to import, is only asked where there is a driver for one."""
-    if not any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
-        return False
+def _why_cpu() -> str:
+    """Why `auto` is the CPU, empty where it is a GPU. torch, slow to import, is only asked where there is a driver."""
+    if not devices.has_driver():
+        return devices.no_driver()
     import torch
 
-    return torch.cuda.is_available()
+    return "" if torch.cuda.is_available() else devices.missing()
 
 
 def execute(selected: list[Page], parameters: dict, jobs: int, console, force: bool = False) -> list[Outcome]:
@@ -129,24 +144,57 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     A failing chapter leaves its partial notebook in `failed/` and stops no other. On KeyboardInterrupt the kernels
     are killed before it is passed on; finished chapters stay.
     """
+    stale_ones = functools.partial(_stale_ones, selected, parameters, force)
+    todo = stale_ones()
+    if _download([page for page, _ in todo], parameters, console):
+        todo = stale_ones()  # what lies in the data folder counts
     outcomes = {}
-    todo = []
-    for page in selected:
-        reasons = ["asked for"] if force else stale(page, parameters)
-        if reasons:
-            todo.append((page, reasons))
-        else:
-            outcomes[page.name] = Outcome(page, "current")
-            _failed_path(page).unlink(missing_ok=True)
+    for page in {*selected} - {page for page, _ in todo}:
+        outcomes[page.name] = Outcome(page, "current")
+        _failed_path(page).unlink(missing_ok=True)
+    if parameters.get("device") == "auto" and any("device" in page.declared for page, _ in todo):
+        why = _why_cpu()
+        if why:
+            console.print(f"device auto: the CPU, because {why}")
     if jobs > 1:
         todo.sort(key=lambda entry: -last_seconds(entry[0]))
     if todo:
-        for outcome in _execute_all(todo, parameters, jobs, console):
+        for outcome in _execute_all(todo, parameters, jobs, console, force):
             outcomes[outcome.page.name] = outcome
     return [outcomes[page.name] for page in selected]
 
 
-def _execute_all(todo, parameters, jobs, console) -> list[Outcome]:
+def _stale_ones(selected, parameters, force) -> list[tuple[Page, list[str]]]:
+    reasons = [(page, ["asked for"] if force else stale(page, parameters)) for page in selected]
+    return [(page, why) for page, why in reasons if why]
+
+
+def _download(pages: list[Page], parameters: dict, console) -> bool:
+    """Fetch the image sets that these chapters want in the paper profile; was anything fetched?
+
+    It is done before any of them begins, since what lies in the data folder counts for all of them. A chapter whose
+    code has `download=` in it wants the sets whose names its code has as texts. Where that fails, a line says so.
+    """
+    paper = parameters.get("profile") == "paper"
+    wanted = {name for page in pages if paper and page.declared.get("dataset") == "auto" for name in _sets(page)}
+    if not wanted:
+        return False
+    names = [name for name in ORIGINALS if name in wanted]
+    with console.status(f"looking for {', '.join(names)}"):
+        command = [sys.executable, "-m", "lib.data.images", "fetch", *names]
+        process = subprocess.run(command, cwd=pages[0].root, capture_output=True, text=True)
+    for line in process.stderr.splitlines():
+        if line.startswith("error: "):
+            console.print(line.removeprefix("error: "))
+    return "downloaded into" in process.stdout
+
+
+def _sets(page: Page) -> list[str]:
+    code = "\n".join(cell.source for cell in page.code)
+    return re.findall(f"""["']({"|".join(ORIGINALS)})["']""", code) if "download=" in code else []
+
+
+def _execute_all(todo, parameters, jobs, console, force) -> list[Outcome]:
     _prepare_environment(todo[0][0].root, jobs)
     shutil.rmtree(BUILD / "running", ignore_errors=True)  # what an interrupted build left
     done: list[Outcome] = []
@@ -157,7 +205,7 @@ def _execute_all(todo, parameters, jobs, console) -> list[Outcome]:
         with Progress(*columns, console=console, transient=True) as progress:
             whole = progress.add_task("chapters", total=len(todo))
             pending = {
-                pool.submit(_execute_one, page, reasons, parameters, progress, clients) for page, reasons in todo
+                pool.submit(_execute_one, page, reasons, parameters, progress, clients, force) for page, reasons in todo
             }
             while pending:
                 # not for ever: an interrupt that another thread receives is only seen when this one wakes
@@ -177,7 +225,7 @@ def _execute_all(todo, parameters, jobs, console) -> list[Outcome]:
     return done
 
 
-def _execute_one(page: Page, reasons, parameters, progress, clients) -> Outcome:
+def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> Outcome:
     import nbformat
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -186,7 +234,8 @@ def _execute_one(page: Page, reasons, parameters, progress, clients) -> Outcome:
     started = time.monotonic()
     key = page.key(parameters)
     running = BUILD / "running" / f"{page.name}.ipynb"
-    source, log = running.with_suffix(".source.ipynb"), running.with_suffix(".log")
+    source, log, notes = (running.with_suffix(suffix) for suffix in (".source.ipynb", ".log", ".notes"))
+    unfinished = _unfinished(page, key, force)
     running.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(page.notebook, source)
     declared = {name: value for name, value in parameters.items() if name in page.declared}
@@ -195,7 +244,10 @@ def _execute_one(page: Page, reasons, parameters, progress, clients) -> Outcome:
     try:
         papermill.execute_notebook(
             source, running, parameters=declared, engine_name="book", kernel_name="python3",
-            progress_bar=False, clients=clients, on_cell=lambda **_: progress.advance(bar), chapter=page.short, log=log,
+            progress_bar=False, clients=clients, on_cell=lambda **_: progress.advance(bar), log=log,
+            environment={
+                "COLLAPSE_CHAPTER": page.short, "COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)
+            },
         )  # fmt: skip
     except PapermillExecutionError as failure:
         error = _failure(running, f"{failure.ename}: {failure.evalue}")
@@ -212,17 +264,59 @@ def _execute_one(page: Page, reasons, parameters, progress, clients) -> Outcome:
         if running.exists():
             os.replace(running, failed)
             error += f"\nthe notebook up to there: {failed}"
+        if unfinished.exists():
+            error += "\nits finished runs are kept: the next build goes on from them"
         return Outcome(page, "failed", seconds, reasons, error)
     notebook = nbformat.read(running, as_version=4)
     for name in ("input_path", "output_path"):  # where it was executed is nobody's business
         notebook.metadata.papermill.pop(name, None)
-    notebook.metadata["book"] = {"chapter": page.name, "key": key, "seconds": round(seconds, 1)}
+    notebook.metadata["book"] = {"chapter": page.name, "key": key, **_facts(notes, seconds)}
     nbformat.write(notebook, running)
     final = executed_path(page)
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(running, final)  # atomic: the chapter is either finished or not there
     failed.unlink(missing_ok=True)
+    shutil.rmtree(unfinished, ignore_errors=True)
     return Outcome(page, "executed", seconds, reasons)
+
+
+def _unfinished(page: Page, key: dict, anew: bool) -> Path:
+    """The folder of the runs that a chapter with this key has finished. One of another state of the code, the versions
+    or the data is removed; that of other parameters waits for a build with these."""
+    parent = BUILD / "unfinished"
+    digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()) for part in (key["parameters"], key))
+    parameters, whole = (digest.hexdigest()[:16] for digest in digests)
+    mine = f"{page.name.replace('/', '.')}@{parameters}"
+    folder = parent / f"{mine}-{whole}"
+    for other in parent.glob(f"{mine}-*"):
+        if anew or other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def _facts(path: Path, seconds: float) -> dict:
+    """What is kept about an execution, from what its kernel noted; a chapter that chose no device used the CPU."""
+    by_kind: dict[str, list] = {"device": [], "data": [], "resumed": []}
+    for line in path.read_text(encoding="utf8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # a line that a process of the kernel died over
+            fact = json.loads(line)
+            by_kind.setdefault(fact["kind"], []).append(fact)
+    chosen = sorted(by_kind["device"], key=lambda fact: fact["device"] == "cuda")  # a GPU, where one was used as well
+    device = chosen[-1] if chosen else {"device": "cpu", "name": devices.name("cpu")}
+    return {
+        "seconds": round(seconds + sum(fact["seconds"] for fact in by_kind["resumed"]), 1),
+        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": {
+            "device": device["device"],
+            "name": device["name"],
+            "torch": version("torch"),
+            "numpy": version("numpy"),
+            "python": platform.python_version(),
+            "cuda": device.get("cuda"),
+        },
+        "data": {fact["name"]: {"files": fact["files"], "sha256": fact["sha256"]} for fact in by_kind["data"]},
+        "resumed": sum(fact["runs"] for fact in by_kind["resumed"]),
+    }
 
 
 def _failure(path: Path, message: str) -> str:
@@ -259,6 +353,7 @@ def _prepare_environment(root: Path, jobs: int) -> None:
     os.environ.pop("MPLBACKEND", None)
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
+        os.environ.setdefault("COLLAPSE_GPU_SHARE", f"{GPU_MEMORY / jobs:.3f}")
     logging.getLogger("papermill").setLevel(logging.ERROR)
 
 
@@ -272,14 +367,16 @@ def _register_engine() -> None:
 
     class BookEngine(NBClientEngine):
         @classmethod
-        def execute_managed_notebook(cls, nb_man, kernel_name, clients, on_cell, chapter, log, start_timeout=60, **_):
+        def execute_managed_notebook(
+            cls, nb_man, kernel_name, clients, on_cell, environment, log, start_timeout=60, **_
+        ):
             client = PapermillNotebookClient(
                 nb_man, timeout=None, startup_timeout=start_timeout, kernel_name=kernel_name, on_cell_complete=on_cell
             )
             clients.add(client)
             try:
                 with open(log, "w") as stderr:
-                    client.execute(env={**os.environ, "COLLAPSE_CHAPTER": chapter}, stderr=stderr)
+                    client.execute(env={**os.environ, **environment}, stderr=stderr)
             finally:
                 clients.discard(client)
 

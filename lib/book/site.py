@@ -12,10 +12,11 @@ import shutil
 from pathlib import Path
 
 from lib.book import assets
+from lib.book import records as recorded
 from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, version
 from lib.book.run import executed_notebook
 
-FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds")
+FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds", "recorded")
 RENDERERS = (
     "jupyter-book", "Sphinx", "myst-nb", "myst-parser", "sphinx-book-theme", "pydata-sphinx-theme", "sphinx-proof",
     "sphinx-exercise", "sphinxcontrib-bibtex", "sphinx-design", "sphinx-mathjax-offline", "docutils", "Pygments",
@@ -84,8 +85,11 @@ def collect(everything: list[Page]) -> list[dict]:
     return records
 
 
-def write_claims(records: list[dict]) -> list[dict]:
-    """Write `claims.json`, in the order of the declarations; returns its rows."""
+def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
+    """Write `claims.json`, in the order of the declarations; returns its rows.
+
+    records: of the executed chapters. kept: what `lib.book.records.read` found, the row's `recorded`.
+    """
     from lib import claims
 
     measured = {record["id"]: record for record in records}
@@ -94,10 +98,18 @@ def write_claims(records: list[dict]) -> list[dict]:
         absent = {
             "id": name, "verdict": claims.outcome(name), "measured": {}, "expected": declaration.get("expect", {})
         }  # fmt: skip
-        record = measured.get(name, absent)
+        record = {**measured.get(name, absent), "recorded": _recorded(kept.get(name))}
         rows.append({field: record.get(field) for field in FIELDS})
-    _write(BUILD / "claims.json", json.dumps(rows, indent=1, ensure_ascii=False).encode() + b"\n")
+    recorded.write(BUILD / "claims.json", json.dumps(rows, indent=1, ensure_ascii=False).encode() + b"\n")
     return rows
+
+
+def _recorded(claim: dict | None) -> dict | None:
+    """What a row of `claims.json` says about a claim's record of the `paper` profile."""
+    if claim is None:
+        return None
+    parts = {name: claim[name] for name in ("verdict", "measured", "profile", "finished", "outdated")}
+    return {**parts, "device": claim["machine"]["name"]}
 
 
 def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page]]:
@@ -109,7 +121,8 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     """
     everything = pages(root)
     try:
-        files, records, missing = _compose(everything, root)
+        kept = recorded.read(root)
+        files, records, missing = _compose(everything, root, kept)
     except BadInput:
         raise
     except ValueError as error:  # a module that is not there, or declarations that changed while chapters were executed
@@ -125,15 +138,18 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
         if not site.is_dir():
             _build(root, files, site, strict=not missing)
         _switch(html, site)
-    write_claims(records)  # after the site, so that the two never disagree for longer than a moment
+    write_claims(records, kept)  # after the site, so that the two never disagree for longer than a moment
     for old in sites.iterdir():
         if old != site and old.name != "jupyter_execute":
             shutil.rmtree(old, ignore_errors=True)
     return html, not current, missing
 
 
-def _compose(everything: list[Page], root: Path):
-    """All files of the Sphinx source folder, the claims' records, and the chapters without results."""
+def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
+    """All files of the Sphinx source folder, the claims' records, and the chapters without results.
+
+    kept: the claims that are recorded of the `paper` profile.
+    """
     from lib import claims
     from lib.book import api
 
@@ -164,10 +180,12 @@ def _compose(everything: list[Page], root: Path):
             continue
         text = api.fill(page.text)
         if "<!-- ledger -->" in text:
-            text = text.replace("<!-- ledger -->", claims.ledger_page(records))
+            text = text.replace("<!-- ledger -->", claims.ledger_page(records, kept))
         if "<!-- errata -->" in text:
             headings, _ = claims.errata_sections([page.path for page in chapters])
             text = text.replace("<!-- errata -->", claims.errata_page(measured, headings))
+        if "<!-- unmeasured -->" in text:
+            text = text.replace("<!-- unmeasured -->", recorded.overview(kept, measured, root))
         files[f"{page.name}.md"] = _link_chapters(text, page, everything).encode()
     for path in [root / "_toc.yml", root / "references.bib", *_assets(root)]:
         if path.is_file():
@@ -257,13 +275,6 @@ def _bytes(notebook) -> bytes:
     return nbformat.writes(notebook).encode()
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
 def _sync(files: dict[str, bytes]) -> str:
     """Make the Sphinx source folder equal to `files`, touching only what differs; returns the site's digest."""
     source = BUILD / "source"
@@ -275,7 +286,7 @@ def _sync(files: dict[str, bytes]) -> str:
         digest.update(content)
         path = source / name
         if not path.is_file() or path.read_bytes() != content:
-            _write(path, content)
+            recorded.write(path, content)
     for path in source.rglob("*"):
         if path.is_file() and path.relative_to(source).as_posix() not in files:
             path.unlink()

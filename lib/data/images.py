@@ -12,7 +12,8 @@ name              images                                        where, in the da
 ================  ============================================  ===========================================
 
 The data folder is the one that the environment variable COLLAPSE_DATA names, otherwise `~/.cache/collapse-book`.
-Reading changes nothing in it, and nothing is downloaded unasked: `make data` (`python -m lib.data.images fetch`) does.
+Reading changes nothing in it, and nothing is downloaded unasked: `make data` (`python -m lib.data.images fetch`) does,
+and so does the book in its `paper` profile. A build is told which files a chapter has read, with a checksum.
 
 In place of a name, :func:`load` and :func:`resolve` take the path of the reader's own images, absolute or seen from
 the working directory:
@@ -48,6 +49,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lib.notes import note
 from lib.vision import torchvision
 
 #: What the sets are called in a sentence, by name.
@@ -89,6 +91,9 @@ JPEG75_SIZES = (50_000, 10_000)
 
 _TRAIN, _TEST = 0, 1  # one seed, independent streams for both halves and every class
 _SUFFIXES = (".png", ".jpg", ".jpeg")
+_PATIENCE = 60  # seconds: a server that is silent for longer is no network either
+_noted: dict[tuple[str, Path], dict] = {}  # what was read, by name and folder
+_refused: set[tuple[str, Path]] = set()  # sets and folders of the downloads that failed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,16 +188,17 @@ def load(
     or images of several sizes; FileNotFoundError for an absent set; ConnectionError when a download fails.
     """
     if _is_path(name):
-        path = Path(name).expanduser()
-        raw, name = _read_own(path), path.resolve().name
+        source = Path(name).expanduser()
+        raw, name = _read_own(source), source.resolve().name
         if name in NAMES:  # a name of the book is a promise of what lies behind it
             name = f"folder {name}"
     else:
         _known(name)
-        folder = data_folder(folder)
+        source = data_folder(folder)
         if download and name in DOWNLOADABLE:
-            fetch(name, folder)
-        raw = _read(name, folder)
+            fetch(name, source)
+        raw = _read(name, source)
+    _note(name, source, raw)
     labels = _labels(classes, raw.classes)
     train, y = _drawn(raw.y, labels, raw.classes, per_class, "per_class", seed, _TRAIN)
     test, y_test = _drawn(raw.y_test, labels, raw.classes, test_per_class, "test_per_class", seed, _TEST)
@@ -205,16 +211,30 @@ def load(
     return ImageSet(name, x, y, x_test, y_test, tuple(raw.classes[label] for label in labels), mean, std)
 
 
-def resolve(dataset: str | os.PathLike, wanted: str, folder: str | os.PathLike | None = None) -> str:
+def resolve(
+    dataset: str | os.PathLike, wanted: str, folder: str | os.PathLike | None = None, download: bool = False
+) -> str:
     """The name of the set to load: what "auto" stands for, or `dataset` itself.
 
     "auto" is the set `wanted` by the chapter where all its files lie in the data folder, else its stand-in (for
     `cifar10` that is `cifar10-jpeg75`) where that lies there, else `digits`. Only the presence of files is looked at.
+    With `download=True` an absent set that "auto" would be is fetched first; where that fails, one line says so, and
+    the process does not try it again.
 
     Raises ValueError for an unknown name, FileNotFoundError for a path at which there is nothing.
     """
     _known(wanted)
     if dataset == "auto":
+        place = data_folder(folder)
+        if download and wanted in DOWNLOADABLE and (wanted, place) not in _refused and _absent(wanted, place):
+            try:
+                fetch(wanted, place)
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # a folder that cannot be written to, a server that sends other files
+                _refused.add((wanted, place))
+                print(f"the stand-in for {TITLES[wanted]} is used: {error}")
         candidates = (wanted, *STAND_INS.get(wanted, ()), "digits")
         return next(name for name in candidates if _absent(name, data_folder(folder)) is None)
     if _is_path(dataset):
@@ -241,6 +261,8 @@ def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
     if complete:
         return False
     sets = torchvision.datasets
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_PATIENCE)
     try:
         if name == "cifar10":  # the class would not repair a lost batches.meta
             kind = sets.CIFAR10
@@ -259,6 +281,8 @@ def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
         raise ConnectionError(
             f"no network, or a server that does not answer: {name} could not be downloaded into {folder} ({reason})"
         ) from error
+    finally:
+        socket.setdefaulttimeout(before)
     _verify(name, folder)
     return True
 
@@ -356,6 +380,35 @@ def _md5(path: Path) -> str:
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+    return digest.hexdigest()
+
+
+def _note(name: str, source: Path, raw: _Raw) -> None:
+    """Tell the build which set is loaded: the number of its files and their checksum, taken once per process."""
+    if "COLLAPSE_NOTES" not in os.environ:
+        return
+    key = (name, source.absolute())
+    if key not in _noted:
+        if isinstance(raw.x, list):
+            named = {file[len(str(source)) + 1 :]: file for file in raw.x + raw.x_test}
+        elif name == "digits":
+            import sklearn.datasets
+
+            named = {"digits.csv.gz": Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"}
+        else:
+            files = _checksums(name, source) if name in DOWNLOADABLE else [source]
+            named = {path.name: path for path in files}
+        _noted[key] = {"files": len(named), "sha256": _sha256(named)}
+    note("data", name=name, **_noted[key])
+
+
+def _sha256(named: dict[str, str | Path]) -> str:
+    r"""Of names and contents: in the order of the names, each one, \0, and the SHA-256 of what the file holds."""
+    digest = hashlib.sha256()
+    for name, path in sorted(named.items()):
+        with open(path, "rb", buffering=0) as file:
+            content = hashlib.sha256(file.read()).digest()
+        digest.update(name.replace(os.sep, "/").encode() + b"\0" + content)
     return digest.hexdigest()
 
 
@@ -622,17 +675,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = f"absent: no {absent}" if absent else "inside scikit-learn" if name == "digits" else f"in {folder}"
             print(f"{name:<15} {place}")
         return 0
-    socket.setdefaulttimeout(60)  # a silent server is no network either
+    status = 0
     try:
         for name in options.names:
             if _known(name) not in DOWNLOADABLE:
                 raise ValueError(f"{name} cannot be downloaded; {', '.join(DOWNLOADABLE)} can")
         for name in options.names or DOWNLOADABLE:
-            print(f"{name}: {'downloaded into' if fetch(name, folder) else 'already in'} {folder}", flush=True)
-    except (OSError, ValueError) as error:
+            try:
+                print(f"{name}: {'downloaded into' if fetch(name, folder) else 'already in'} {folder}", flush=True)
+            except OSError as error:  # another set may lie there already, or on another server
+                print(f"error: {error}", file=sys.stderr)
+                status = 1
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
-    return 0
+        return 2
+    return status
 
 
 if __name__ == "__main__":

@@ -3,17 +3,20 @@
 import ctypes
 import json
 import os
+import platform
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from lib import devices
 from lib.book import chapters, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +58,9 @@ class Book:
         (root / "lib").mkdir()
         (root / "_static").mkdir()
         shutil.copytree(ROOT / "lib" / "book", root / "lib" / "book", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("lib/claims.py", "lib/checks.py", "lib/__init__.py", "_config.yml", "_static/favicon.svg"):
+        for name in ("__init__", "claims", "checks", "notes", "devices", "batches"):
+            shutil.copy(ROOT / "lib" / f"{name}.py", root / "lib")
+        for name in ("_config.yml", "_static/favicon.svg"):
             shutil.copy(ROOT / name, root / name)
         self.write("lib/helper.py", "from lib.deeper import value\n\ndef answer():\n    return value()\n")
         self.write("lib/deeper.py", "def value():\n    return 42\n")
@@ -73,9 +78,10 @@ class Book:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def chapter(self, name, *code, prose="Some prose."):
+    def chapter(self, name, *code, prose="Some prose.", parameters=""):
         cells = "\n".join(cell(part) for part in code)
-        self.write(f"chapters/{name}.md", f"{HEADER}# Chapter {name}\n\n{prose}\n\n{PARAMETERS}\n{cells}")
+        head = PARAMETERS.replace("seed = 0", f"seed = 0\n{parameters}")
+        self.write(f"chapters/{name}.md", f"{HEADER}# Chapter {name}\n\n{prose}\n\n{head}\n{cells}")
         names = sorted({"one", "two", name} | {path.stem for path in (self.root / "chapters").glob("*.md")} - {"intro"})
         listed = "".join(f"- file: chapters/{each}\n" for each in names)
         self.write(
@@ -106,6 +112,14 @@ class Book:
         """Which chapters have results, and when they got them."""
         found = (self.build / "executed").rglob("*.ipynb")
         return {path.stem: path.stat().st_mtime_ns for path in found}
+
+    def noted(self, name):
+        """What is kept about the execution of a chapter."""
+        return json.loads((self.build / "executed" / "chapters" / f"{name}.ipynb").read_text())["metadata"]["book"]
+
+    def printed(self, name):
+        notebook = nbformat.read(self.build / "executed" / "chapters" / f"{name}.ipynb", as_version=4)
+        return "".join(output.get("text", "") for each in notebook.cells for output in each.get("outputs", []))
 
     def page(self, name):
         return (self.build / "html" / "chapters" / f"{name}.html").read_text()
@@ -248,27 +262,39 @@ while not pathlib.Path({!r}).exists():
     assert set(book.executed()) == {"one", "two"}
 
 
-@pytest.mark.parametrize(
-    ("device", "usable", "gpu", "expected"),
-    [("auto", 2, False, 2), ("cpu", 16, True, 4), ("auto", 16, True, 1), ("cuda", 16, True, 1), ("cpu", 1, False, 1)],
-)
-def test_chapters_run_side_by_side_on_the_cores_and_alone_on_a_gpu(monkeypatch, device, usable, gpu, expected):
+@pytest.mark.parametrize(("usable", "expected"), [(1, 1), (2, 2), (16, 4)])
+def test_chapters_run_side_by_side_on_the_cores_that_there_are(monkeypatch, usable, expected):
     monkeypatch.setattr(run, "cores", lambda: usable)
-    monkeypatch.setattr(run, "_finds_gpu", lambda: gpu)
-    assert run.default_jobs(device) == expected
+    assert run.default_jobs() == expected
 
 
 def test_whether_there_is_a_gpu_is_asked_without_importing_torch_where_there_is_no_driver():
-    if any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
+    if devices.has_driver():
         pytest.skip("there is a driver")
-    code = "import sys; from lib.book import run; assert run.default_jobs('auto'); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from lib.book import run; assert 'no driver' in run._why_cpu(); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_the_cores_are_shared_among_the_chapters_that_run_side_by_side(book):
-    book.chapter("two", "import os\nprint('threads', os.environ['OMP_NUM_THREADS'])")
-    book.run("execute", "--jobs", "2", "--chapter", "two", environment={"OMP_NUM_THREADS": None})
-    assert f"threads {max(1, run.cores() // 2)}" in (book.build / "executed" / "chapters" / "two.ipynb").read_text()
+def test_the_cores_and_the_memory_of_a_gpu_are_shared_among_the_chapters_that_run_side_by_side(book):
+    book.chapter("two", "import os\nprint(*map(os.environ.get, ('OMP_NUM_THREADS', 'COLLAPSE_GPU_SHARE')))")
+    for jobs, shares in (("2", f"{max(1, run.cores() // 2)} 0.475"), ("1", "None None")):
+        environment = {"OMP_NUM_THREADS": None, "COLLAPSE_GPU_SHARE": None}
+        book.run("execute", "--force", "--jobs", jobs, "--chapter", "two", environment=environment)
+        assert book.printed("two").strip() == shares
+
+
+def test_that_auto_is_the_processor_is_said_once_and_only_where_something_is_executed(book):
+    if devices.has_driver():
+        pytest.skip("there is a driver")
+    for name in ("one", "two"):
+        book.chapter(name, "print(device)", parameters='device = "auto"')
+    book.write("chapters/claims.yml", "claims: []\npending: []\n")
+    said = "device auto: the CPU, because there is no driver of a GPU"
+    assert book.run("execute").count(said) == 1
+    assert said not in book.run("execute")
+    assert said not in book.run("execute", "--device", "cpu")
 
 
 def test_side_by_side_the_longest_chapters_begin_first_and_those_never_executed_before_them(book, monkeypatch):
@@ -375,10 +401,76 @@ def test_the_page_tells_how_to_run_it_and_offers_the_executed_notebook(built):
     assert source.read_text() == (built.root / "chapters" / "one.md").read_text()
 
 
+def test_an_execution_is_noted_with_its_machine_its_data_and_its_time(book):
+    report = """from lib import devices, notes
+    devices.choose("cpu")
+    notes.note("data", name="some", files=2, sha256="ab")
+    notes.note("another kind", of="note")"""
+    book.chapter("two", report.replace("\n    ", "\n"))
+    before = datetime.now(timezone.utc).replace(microsecond=0)
+    book.run("execute", "--jobs", "1")
+    two = book.noted("two")
+    assert two["data"] == {"some": {"files": 2, "sha256": "ab"}}
+    assert before <= datetime.fromisoformat(two["finished"]) <= datetime.now(timezone.utc)
+    versions = {"torch": chapters.version("torch"), "numpy": chapters.version("numpy"), "cuda": None}
+    machine = {"device": "cpu", "name": devices.name("cpu"), "python": platform.python_version(), **versions}
+    assert two["machine"] == book.noted("one")["machine"] == machine, "one chooses no device, and is on the processor"
+    assert (two["resumed"], book.noted("one")["data"]) == (0, {})
+
+
+def test_the_seconds_of_runs_that_were_taken_up_count_and_a_gpu_that_was_used_is_the_machine(tmp_path):
+    card = {"kind": "device", "device": "cuda", "name": "A Card", "memory": 1, "torch": "2", "cuda": "13.0"}
+    lines = [
+        {"kind": "resumed", "name": "a", "runs": 3, "seconds": 100.25},
+        card,
+        {"kind": "device", "device": "cpu", "name": "A Processor", "cuda": None},
+        {"kind": "resumed", "name": "b", "runs": 2, "seconds": 10},
+    ]
+    path = tmp_path / "notes"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "da')
+    facts = run._facts(path, 5)
+    assert (facts["seconds"], facts["resumed"]) == (115.2, 5)
+    assert [facts["machine"][name] for name in ("device", "name", "cuda")] == ["cuda", "A Card", "13.0"]
+
+
+IMAGES = """import os, pathlib, sys
+missing = [name for name in sys.argv[2:] if name != "mnist"]
+folder = pathlib.Path(os.environ["COLLAPSE_DATA"])
+pathlib.Path("asked").write_text(" ".join(sys.argv[1:]))
+if __name__ == "__main__":
+    anew = not (folder / "mnist").exists()
+    (folder / "mnist").touch()
+    print("mnist: downloaded into" if anew else "mnist: already in", folder)
+    print(*(f"error: no network: {name}" for name in missing), sep="\\n", file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+def test_the_paper_profile_downloads_what_its_chapters_want_before_they_begin(book):
+    data = book.root / "data"
+    data.mkdir()
+    book.write("lib/data/__init__.py", "")
+    book.write("lib/data/images.py", IMAGES)
+    book.chapter("one", MEASURE, parameters='dataset = "auto"')
+    want = 'for wanted in ("cifar10", "mnist"):\n    print(wanted, "download=")\nprint("there", len(os.listdir({!r})))'
+    book.chapter("two", "import os", want.format(str(data)), parameters='dataset = "auto"')
+    environment = {"COLLAPSE_DATA": str(data)}
+    for profile in ("smoke", "laptop"):
+        book.run("execute", "--profile", profile, environment=environment)
+    assert not (book.root / "asked").exists(), "the others download nothing"
+    output = book.run("execute", "--profile", "paper", environment=environment)
+    assert (book.root / "asked").read_text() == "fetch mnist cifar10"
+    assert "no network: cifar10" in output and "there 1" in book.printed("two")
+    assert "up to date" in book.run("execute", "--profile", "paper", environment=environment)
+    (book.root / "asked").unlink()
+    book.run("execute", "--profile", "paper", "--chapter", "one", "--force", environment=environment)
+    assert not (book.root / "asked").exists(), "a chapter that does not ask for it gets nothing"
+
+
 def test_claims_json_has_a_row_for_every_declared_claim(built):
     one, two = json.loads((built.build / "claims.json").read_text())
     fields = ["id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds"]
-    assert list(one) == list(two) == fields
+    assert list(one) == list(two) == [*fields, "recorded"]
     assert (one["id"], one["verdict"], one["measured"], one["chapter"]) == ("fc-one", "reproduced", {"x": 42}, "one")
     assert (two["id"], two["verdict"]) == ("fc-two", "not written yet")
     assert "fc-one" in built.run("claims")
@@ -502,7 +594,8 @@ def test_a_device_that_is_not_there_is_refused_before_any_work(book):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has the device")
-    assert "not available" in book.run("build", "--device", "cuda", status=2)
+    output = book.run("build", "--device", "cuda", status=2)
+    assert f"device 'cuda' is not available: {devices.missing()}" in output and "Traceback" not in output
     assert not book.build.exists()
 
 
@@ -597,6 +690,68 @@ def test_ctrl_c_ends_the_kernels_and_keeps_what_is_finished(book):
 def test_an_interrupt_that_another_thread_receives_ends_the_build_too(book):
     status, output = interrupted_in_the_second_chapter(book, signal.SIGINT, to_another_thread)
     assert status == 130 and "interrupted" in output
+
+
+DRAWS = """import os, pathlib, time, torch
+from lib import batches
+def draw(part):
+    for item in part:
+        while item == 3 and not pathlib.Path("go").exists():
+            pathlib.Path("pid").write_text(str(os.getpid()))
+            time.sleep(0.05)
+        with open("log", "a") as log:
+            log.write(f"{item} ")
+    return [torch.rand(3, generator=torch.Generator().manual_seed(item)) for item in part]
+draws = batches.run(draw, [0, 1, 2, 3, 4], "draws", at_once=1)"""
+SUM = "print('drawn', torch.stack(draws).tolist())"
+
+
+def test_a_build_killed_inside_a_chapter_goes_on_from_its_finished_runs_and_ends_with_the_same_results(book):
+    book.chapter("two", DRAWS, SUM)
+    process = book.start("execute", "--chapter", "two")
+    wait_for(lambda: (book.root / "pid").exists() and (book.root / "pid").read_text(), "the fourth run to begin")
+    kernel = int((book.root / "pid").read_text())
+    for group in (process.pid, kernel):
+        os.killpg(group, signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: gone(kernel), "the kernel to end")
+    assert (book.root / "log").read_text() == "0 1 2 "
+    (book.root / "go").touch()
+    book.run("execute", "--chapter", "two")
+    assert (book.root / "log").read_text() == "0 1 2 3 4 ", "each run is made once"
+    assert book.noted("two")["resumed"] == 3
+    assert "draws: 3 of 5 runs are taken up from a build before" in book.printed("two")
+    assert not list((book.build / "unfinished").iterdir())
+    resumed = book.printed("two").partition("drawn")[2]
+    book.run("execute", "--force", "--chapter", "two")
+    assert book.noted("two")["resumed"] == 0 and (book.root / "log").read_text() == 2 * "0 1 2 3 4 "
+    assert resumed and book.printed("two") == f"drawn{resumed}", "as from a build that nothing interrupts"
+
+
+FAILS = "import pathlib\nassert pathlib.Path('mended').exists()"
+
+
+def test_a_chapter_that_failed_goes_on_from_its_finished_runs_those_of_other_parameters_wait(book):
+    runs = "0 1 2 3 4 "
+    (book.root / "go").touch()
+    book.chapter("two", DRAWS, FAILS)
+
+    def execute(seed, status=0):
+        return book.run("execute", "--chapter", "two", "--seed", seed, status=status)
+
+    assert "its finished runs are kept: the next build goes on from them" in execute("1", status=1)
+    book.edit("chapters/two.md", "rand(3", "rand(4")
+    execute("1", status=1)
+    assert (book.root / "log").read_text() == 2 * runs, "after an edit everything is made again"
+    assert len(list((book.build / "unfinished").iterdir())) == 1
+    execute("2", status=1)
+    assert (book.root / "log").read_text() == 3 * runs
+    (book.root / "mended").touch()
+    for seed in ("1", "2"):
+        execute(seed)
+        assert book.noted("two")["resumed"] == 5
+    assert (book.root / "log").read_text() == 3 * runs
+    assert not list((book.build / "unfinished").iterdir())
 
 
 def test_kernels_do_not_outlive_a_killed_build(book):

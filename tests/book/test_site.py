@@ -164,7 +164,7 @@ def test_the_text_of_figures_is_legible_on_a_phone(visit, name):
 
 
 CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/back/building", "chapters/back/ledger",
-            "chapters/errata/low-rank-bias"]  # fmt: skip
+            "chapters/back/errata", "chapters/back/paper-profile", "chapters/errata/low-rank-bias"]  # fmt: skip
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -366,4 +366,5 @@ def test_the_smoke_profile_claims_nothing(smoke_book):
     assert {row["verdict"] for row in rows} <= {"not run", "not written yet"}
     assert {row["chapter"] for row in rows if row["profile"]} <= {name.removeprefix("chapters/") for name in CHAPTERS}
     assert {row["device"] for row in rows if row["profile"]} <= {"cpu", "cuda"}, "a device is recorded, not a wish"
+    assert {row["recorded"]["profile"] for row in rows if row["recorded"]} <= {"paper"}
     assert sum(row["profile"] == "smoke" for row in rows) == sum(row["verdict"] == "not run" for row in rows)

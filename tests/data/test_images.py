@@ -6,7 +6,9 @@ The files are made here, small, in the formats of the originals; checksums and a
 import gzip
 import hashlib
 import http.server
+import json
 import pickle
+import socket
 import struct
 import tarfile
 import threading
@@ -402,6 +404,66 @@ def test_the_data_folder_is_the_one_that_the_build_looks_at_and_reading_leaves_i
     assert images.data_folder() == mnist[0] / ".cache" / "collapse-book"
 
 
+# What a build is told ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def noted(tmp_path, monkeypatch):
+    """The facts that this process has noted so far, which has loaded nothing yet."""
+    monkeypatch.setattr(images, "_noted", {})
+    monkeypatch.setenv("COLLAPSE_NOTES", str(tmp_path / "notes"))
+    return lambda: [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+
+
+def checksum(folder, *names):
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def test_a_set_of_the_book_is_noted_with_a_checksum_of_its_files(mnist, noted):
+    load("mnist", mnist[0], per_class=1)
+    expected = checksum(mnist[0] / "MNIST" / "raw", *sorted(mnist[1]))
+    assert noted() == [{"kind": "data", "name": "mnist", "files": 4, "sha256": expected}]
+
+
+def test_images_of_the_readers_are_noted_by_name_and_content_not_by_place(tmp_path, noted, monkeypatch):
+    for place in ("here", "there"):
+        write_folder(tmp_path / place / "own", {"a": 2, "b": 2})
+        np.savez(tmp_path / place / "own.npz", x=random_images(4, 5, 5), y=[0, 1, 0, 1])
+        for own in ("own", "own.npz"):
+            load(tmp_path / place / own)
+    monkeypatch.chdir(tmp_path / "here")
+    load("./own")
+    load("own.npz")
+    first, second, *others = noted()
+    assert others == [first, second] * 2
+    names = ["a/0000.png", "a/0001.png", "b/0000.png", "b/0001.png"]
+    expected = checksum(tmp_path / "here" / "own", *names)
+    assert first == {"kind": "data", "name": "own", "files": 4, "sha256": expected}
+    assert (second["name"], second["files"]) == ("own.npz", 1)
+    (tmp_path / "there" / "own" / "a" / "0001.png").rename(tmp_path / "there" / "own" / "a" / "0002.png")
+    images._noted.clear()
+    load(tmp_path / "there" / "own")
+    assert noted()[-1]["sha256"] != expected, "another name, or another content, is another set"
+
+
+def test_the_files_of_a_set_are_read_for_their_checksum_once(noted, monkeypatch):
+    load("digits")
+    monkeypatch.setattr(images, "_sha256", None)
+    load("digits", per_class=3)
+    first, second = noted()
+    assert first == second and (first["name"], first["files"]) == ("digits", 1)
+
+
+def test_outside_a_build_nothing_is_noted_and_no_checksum_taken(monkeypatch):
+    monkeypatch.delenv("COLLAPSE_NOTES", raising=False)
+    monkeypatch.setattr(images, "_noted", {})
+    monkeypatch.setattr(images, "_sha256", None)
+    load("digits")
+
+
 # Absent and damaged files -----------------------------------------------------------------------------------------
 
 
@@ -585,6 +647,65 @@ def test_svhn_is_downloaded_and_a_wrong_file_from_the_server_is_refused(svhn, se
     (served / "test_32x32.mat").write_bytes(b"something else")
     assert images.main(["fetch", "svhn", "--folder", str(tmp_path / "other")]) == 1
     assert "svhn could not be downloaded" in capsys.readouterr().err
+
+
+def test_one_set_that_cannot_be_had_does_not_keep_the_others_back(mnist, tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    assert images.main(["fetch", "svhn", "mnist", "--folder", str(mnist[0])]) == 1
+    output = capsys.readouterr()
+    assert "mnist: already in" in output.out and "svhn could not be downloaded" in output.err
+
+
+def test_auto_downloads_a_set_that_is_absent_where_it_is_asked_to(mnist, monkeypatch, tmp_path):
+    fetched = []
+
+    def fake(name, folder):
+        fetched.append(name)
+        (folder / "MNIST" / "raw").mkdir(parents=True)
+        for path in (mnist[0] / "MNIST" / "raw").iterdir():
+            (folder / "MNIST" / "raw" / path.name).write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(images, "fetch", fake)
+    fresh = tmp_path / "fresh"
+    assert resolve("digits", "mnist", fresh, download=True) == "digits"
+    assert resolve("auto", "digits", fresh, download=True) == "digits"
+    assert resolve("auto", "mnist", fresh) == "digits" and fetched == []
+    assert resolve("auto", "mnist", fresh, download=True) == "mnist"
+    assert resolve("auto", "mnist", fresh, download=True) == "mnist" and fetched == ["mnist"]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no network"), PermissionError("read-only"), ValueError("damaged")])
+def test_where_a_download_fails_auto_says_so_once_and_is_the_stand_in(tmp_path, monkeypatch, capsys, error):
+    asked = []
+
+    def fail(name, folder):
+        asked.append(name)
+        raise error
+
+    monkeypatch.setattr(images, "fetch", fail)
+    monkeypatch.setattr(images, "_refused", set())
+    for half in ("train", "test"):
+        (tmp_path / "CIFAR10-jpeg75" / half).mkdir(parents=True)
+    for _ in range(2):
+        assert resolve("auto", "cifar10", tmp_path, download=True) == "cifar10-jpeg75"
+    assert asked == ["cifar10"]
+    assert capsys.readouterr().out == f"the stand-in for CIFAR-10 is used: {error}\n"
+
+
+def test_a_download_leaves_the_patience_of_other_connections_alone(tmp_path, monkeypatch):
+    during = []
+
+    def refuse(*_, **__):
+        during.append(socket.getdefaulttimeout())
+        raise urllib.error.URLError("no")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    with pytest.raises(ConnectionError):
+        fetch("svhn", tmp_path)
+    assert set(during) == {60} and socket.getdefaulttimeout() is None
 
 
 def test_the_command_line_lists_what_lies_where_and_refuses_what_it_cannot_fetch(mnist, capsys):

@@ -1,0 +1,185 @@
+"""The four computations that take the book's time, each against the loop that one writes first, on the device at hand.
+
+Steps of one network or run per second. Both sides of a row take turns in one process; ratios are medians within a
+round.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.ensemble import DEEP, _loop
+from bench.solver import LAM, N_SPL, N_W, D, K, L, _plain_sgd
+from lib import mlp_ensemble
+from lib.data.sentences import sentence_task
+from lib.devices import name as name_of
+from lib.ensemble import gradient_descent, random_start, select
+from lib.losses import label_smoothing, squared_error
+from lib.models.networks import mlp, resnet18
+from lib.models.unconstrained import labels
+from lib.optimize import initial_weights, sentence_sgd
+from lib.train import train
+
+ROUNDS = 5
+#            on a GPU, on a processor
+RUNS = (40, 10)  # of the deep unconstrained features model
+MLPS = ((24, 2048, 512, 5120, 3072), (24, 64, 64, 640, 196))  # runs, width, batch, samples, inputs
+DEPTH, CLASSES = 9, 10
+RESNET = ((10_240, 1, 28, 1.0, 128), (960, 1, 14, 1 / 4, 32))  # samples, channels, side, width, batch
+NOTE = """Device: {device}; torch {torch}, {threads} of {cores} cores. Medians of {rounds} rounds after a first one that
+warms up, steps of one network or run per second, set-up and recording of graphs included. 'plain loop': autograd and an
+optimiser step in Python, float32 as torch has it (float64 for the unconstrained model, as in the book), data on the
+device, one run after the other, nothing read back. {sizes} Ratios of an H200 that the book aims at: 10 for the sentence
+task, 20 for the unconstrained model, 5 for the perceptrons, 2 for the ResNet."""
+SMALLER = """On a processor the perceptrons, the ResNet, its images, and the number of runs are smaller than the paper's
+({mlps}; {resnet}; {runs} runs); the sentence task and the unconstrained model have the paper's sizes. One run of the
+plain loop stands for all of them."""
+
+
+class Kernel(NamedTuple):
+    """Two jobs, and how many steps of one network each of them makes."""
+
+    name: str
+    ours: Callable[[], object]
+    our_steps: int
+    plain: Callable[[], object]
+    plain_steps: int
+
+
+def run(console: Console) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    table = Table(title=f"Steps per second, {name_of(device)}")
+    for column in ("", "the book", "plain loop", "ratio", "smallest to largest"):
+        table.add_column(column, justify="right")
+    for make in (_sentences, _gradient_descent, _perceptrons, _resnet):
+        for kernel in make(device):
+            console.print(f"{kernel.name} ...")
+            ours, plain = _rates(kernel, device)
+            ratios = [a / b for a, b in zip(ours, plain, strict=True)]
+            cells = f"{statistics.median(ours):.0f}", f"{statistics.median(plain):.0f}"
+            span = f"{min(ratios):.1f} to {max(ratios):.1f}"
+            table.add_row(kernel.name, *cells, f"{statistics.median(ratios):.1f}", span)
+    console.print(table)
+    sizes = "All sizes are the paper's."
+    if device == "cpu":
+        runs, width, batch, _, inputs = MLPS[1]
+        _, _, side, factor, resnet_batch = RESNET[1]
+        sizes = SMALLER.format(
+            mlps=f"{runs} of width {width}, {inputs} inputs, batches of {batch}",
+            resnet=f"width {factor:g}, {side} × {side} pixels, batches of {resnet_batch}", runs=RUNS[1],
+        )  # fmt: skip
+    threads = "one thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
+    note = NOTE.format(device=name_of(device), torch=torch.__version__, threads=threads, cores=os.cpu_count(),
+                       rounds=ROUNDS, sizes=sizes)  # fmt: skip
+    console.print(note, highlight=False)
+
+
+def _rates(kernel: Kernel, device: str) -> tuple[list[float], list[float]]:
+    """Steps per second of both sides in each round."""
+    ours, plain = [], []
+    for number in range(ROUNDS + 1):
+        pair = kernel.our_steps / _seconds(kernel.ours, device), kernel.plain_steps / _seconds(kernel.plain, device)
+        if number:  # the first round warms up
+            ours.append(pair[0])
+            plain.append(pair[1])
+    return ours, plain
+
+
+def _seconds(job: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    job()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _sentences(device: str) -> list[Kernel]:
+    x, y = (part.to(device) for part in sentence_task(3, N_W, L, K, "zipf", seed=0).sample(N_SPL, seed=1))
+    start = [part.to(device) for part in initial_weights(N_W, K, L, D, 0, 1e-3)]
+    steps, plain_steps = (5000, 500) if device == "cuda" else (40, 20)
+
+    def ours(normalize, tf32):
+        W, U = (part.clone() for part in start)
+        order = torch.Generator().manual_seed(0)
+        sentence_sgd(W, U, x, y, LAM, 0.1, 100, steps, order, normalize, tf32=tf32)
+
+    def kernel(name, normalize, tf32=False):
+        plain = functools.partial(_plain_sgd, start, x, y, normalize, plain_steps)
+        return Kernel(f"sentence task, {name}", lambda: ours(normalize, tf32), steps, plain, plain_steps)
+
+    rounded = [kernel("h, TF32", False, True), kernel("h*, TF32", True, True)] if device == "cuda" else []
+    return [kernel("h", False), kernel("h*", True), *rounded]
+
+
+def _gradient_descent(device: str) -> list[Kernel]:
+    """Figure 2 (top) of Sukenik et al., while samples differ and when those of a class have come together."""
+    classes, n, d, layers, lam, rate, *_ = DEEP
+    runs = RUNS[device == "cpu"]
+    y = labels(classes, n, device)
+    start = random_start(classes, n, d, layers, range(runs), [d**-0.5] * layers + [1.0])
+    start = start._replace(H=start.H.to(device), Ws=[W.to(device) for W in start.Ws])
+    equal = start._replace(H=start.H.unflatten(-1, (classes, n)).mean(-1).repeat_interleave(n, -1))
+    kernels = []
+    for name, begin, factor in (("all samples", start, 1), ("class means", equal, 10)):
+        steps, plain_steps = (2000 * factor, 300) if device == "cuda" else (100 * factor, 200)
+        ours = functools.partial(gradient_descent, begin, y, lam, lam, rate, steps, relu=True)
+        plain = functools.partial(_loop, select(begin, [0]), y, [lam] * layers, lam, True, plain_steps, rate)
+        kernels.append(Kernel(f"DUFM, {runs} runs, {name}", ours, runs * steps, plain, plain_steps))
+    return kernels
+
+
+def _perceptrons(device: str) -> list[Kernel]:
+    runs, width, batch, samples, inputs = MLPS[device == "cpu"]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, inputs, generator=generator).to(device)
+    y = torch.randint(CLASSES, (runs, samples), generator=generator).to(device)
+    weights = mlp_ensemble.start(range(runs), inputs, width, CLASSES, width, DEPTH, device=device)
+    model = mlp(inputs, width, CLASSES, width, DEPTH, seed=0).to(device)
+    steps = math.ceil(samples / batch)
+    names = ([("ce", 0.0), ("ls", 0.1)] * runs)[:runs]
+
+    def ours():
+        mlp_ensemble.train(weights, x, y, names, 2, 0.02, weight_decay=1e-3, batch_size=batch)
+
+    def plain():
+        optimiser = torch.optim.SGD(model.parameters(), 0.02, 0.9, weight_decay=1e-3, nesterov=True)
+        _epoch(model, x, y[0], functools.partial(label_smoothing, alpha=0.1), optimiser, batch)
+
+    return [Kernel(f"{runs} perceptrons of width {width}", ours, 2 * runs * steps, plain, steps)]
+
+
+def _resnet(device: str) -> list[Kernel]:
+    samples, channels, side, width, batch = RESNET[device == "cpu"]
+    x = torch.randn(samples, channels, side, side, generator=torch.Generator().manual_seed(0)).to(device)
+    y = (torch.arange(samples) % CLASSES).to(device)
+    one, other = (resnet18(CLASSES, channels, width, bias=False).to(device) for _ in range(2))
+    steps = math.ceil(samples / batch)
+
+    def ours():
+        train(one, x, y, squared_error, 1, 1e-3, weight_decay=5e-4, batch_size=batch)
+
+    def plain():
+        optimiser = torch.optim.SGD(other.parameters(), 1e-3, 0.9, weight_decay=5e-4)
+        _epoch(other, x, y, squared_error, optimiser, batch)
+
+    return [Kernel(f"ResNet18 of width {width:g}, {side} × {side}", ours, steps, plain, steps)]
+
+
+def _epoch(model, x, y, loss, optimiser, batch_size) -> None:
+    model.train()
+    for batch in torch.randperm(len(y)).to(x.device).split(batch_size):
+        optimiser.zero_grad()
+        loss(model(x[batch]), y[batch]).backward()
+        optimiser.step()

@@ -1,0 +1,268 @@
+"""What the chapters measured in the `paper` profile, kept with its provenance: recorded/<part>/<chapter>.json.
+
+`python -m lib.book record` takes it from the executed notebooks. A record also holds the hashes of the code that
+measured it, which say when it is outdated, and a checksum of itself, which says when somebody has edited it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import os
+import re
+from pathlib import Path
+
+from lib import claims
+from lib.book.chapters import ROOT, BadInput, Page, _program, _sha, chapters, code_hash, differences, imported_modules
+from lib.book.run import executed_key, executed_notebook
+
+FORMAT = 1
+FIELDS = ("format", "chapter", "profile", "finished", "seconds", "machine", "data", "parameters", "hashes", "claims")
+CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
+
+
+# ------------------------------------------------------------------------------------------------------------ making
+
+
+def record(selected: list[Page], root: Path = ROOT) -> list[tuple[dict, bool]]:
+    """Record the claims of the selected chapters that were executed in the `paper` profile: (record, changed) for each.
+
+    Nothing is written unless all of them can be recorded. Chapters without claims are passed over. Raises BadInput
+    where no chapter was executed in that profile, where one is stale or its execution says too little, and where the
+    folder cannot be written to.
+    """
+    measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
+    found: dict[str, list[Page]] = {}
+    for page in selected:
+        if page.path in measuring:
+            key = executed_key(page)
+            found.setdefault(key["parameters"].get("profile", "") if key else "", []).append(page)
+    if "paper" not in found:
+        others = [
+            f"{', '.join(page.short for page in pages)}: " + (f"profile {profile!r}" if profile else "never executed")
+            for profile, pages in sorted(found.items())
+        ]
+        reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
+        raise BadInput(f"nothing to record: no chapter was executed with profile 'paper'{reason}")
+    records, problems = [], []
+    for page in found["paper"]:
+        try:
+            records.append(take(page))
+        except BadInput as problem:
+            problems.append(str(problem))
+    if problems:
+        raise BadInput("\n".join([*problems, "nothing was recorded"]))
+    try:
+        return [(taken, _write_record(taken, root)) for taken in records]
+    except OSError as error:
+        raise BadInput(f"the records cannot be written: {error}") from error
+
+
+def take(page: Page) -> dict:
+    """The record of a chapter as it was last executed. Raises BadInput with what stands against it."""
+    key, notebook = executed_key(page), executed_notebook(page)
+    if key is None or notebook is None:
+        raise BadInput(f"{page.name}.md has not been executed")
+    noted = json.loads(json.dumps(notebook.metadata.book))
+    hashes = {part: noted["key"][part] for part in ("code", "lib", "files")}
+    if reasons := changes(page, hashes):
+        raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
+    missing = [name for name in ("finished", "machine", "data", "seconds") if name not in noted]
+    if missing:
+        raise BadInput(
+            f"{page.name}.md was executed without a note of {', '.join(missing)}; execute it again (with --force)"
+        )
+    measured = []
+    for claim in claims.collect(notebook):
+        if claim["profile"] != "paper":
+            raise BadInput(f"{page.name}.md: claim {claim['id']!r} was measured with profile {claim['profile']!r}")
+        try:
+            claim = claims.judge(claim)
+        except ValueError as error:
+            raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
+        measured.append({name: claim[name] for name in (*CLAIM, "reason") if name in claim})
+    taken = {
+        "format": FORMAT,
+        "chapter": page.short,
+        "profile": "paper",
+        **{name: noted[name] for name in ("finished", "seconds", "machine", "data")},
+        "parameters": noted["key"]["parameters"],
+        "hashes": hashes,
+        "claims": measured,
+    }
+    return {**taken, "checksum": checksum(taken)}
+
+
+def checksum(record: dict) -> str:
+    """SHA-256 of the canonical JSON of all that the record says besides its checksum."""
+    rest = {name: value for name, value in record.items() if name != "checksum"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def path_of(chapter: str, root: Path = ROOT) -> Path:
+    """Where the record of a chapter lies; `chapter` is its name without `chapters/`."""
+    return root / "recorded" / f"{chapter}.json"
+
+
+def _write_record(record: dict, root: Path) -> bool:
+    """Write the record where it differs from what is there; says whether it did."""
+    path = path_of(record["chapter"], root)
+    content = (json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    write(path, content)
+    return True
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+def read(root: Path = ROOT) -> dict[str, dict]:
+    """The recorded claims, {id: record}: each with its chapter, when and on what it was measured, and `outdated`.
+
+    `outdated` lists in words what changed since; it is empty for a record that a run of now would make again. Verdicts
+    are those of the declarations of now, unless the quantities are others now. ValueError as by `check`.
+    """
+    known, found = {page.short: page for page in chapters(root)}, {}
+    for kept in check(root):
+        page = known.get(kept["chapter"])
+        reasons = changes(page, kept["hashes"]) if page else ["its chapter is not in the book any more"]
+        about = {part: kept[part] for part in ("chapter", "profile", "finished", "machine")}
+        for claim in kept["claims"]:
+            found[claim["id"]] = _judged({**claim, **about, "outdated": list(reasons)})
+    return found
+
+
+def check(root: Path = ROOT) -> list[dict]:
+    """All records as they are in their files.
+
+    ValueError, naming the file, for one that is damaged or was edited, for a claim that is not declared, and for one
+    that two files hold.
+    """
+    declared, places, everything = claims.declarations(), {}, []
+    for path in sorted((root / "recorded").rglob("*.json")):
+        kept = _load(path)
+        chapter = kept["chapter"]
+        if path != path_of(chapter, root):
+            raise ValueError(f"{path}: this is the record of {chapter}, its place is {path_of(chapter, root)}")
+        for claim in kept["claims"]:
+            name = claim["id"]
+            if name not in declared:
+                near = claims._nearest(name, declared)
+                raise ValueError(f"{path}: claim {name!r} is not declared{near}; record {chapter} anew")
+            if name in places:
+                raise ValueError(
+                    f"claim {name!r} is recorded twice: {places[name]} and {path}; record the chapter that measures it "
+                    "no longer anew, or delete its file"
+                )
+            places[name] = path
+        everything.append(kept)
+    return everything
+
+
+def _judged(claim: dict) -> dict:
+    try:
+        return claims.judge(claim)
+    except ValueError:  # the quantities of now are not those that were measured: the verdict stays what it was
+        return {**claim, "outdated": [*claim["outdated"], "its declaration changed"]}
+
+
+def _load(path: Path) -> dict:
+    again = "nothing is recorded by hand: make the record anew (python -m lib.book record)"
+    try:
+        kept = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:  # no JSON, no UTF-8, or no right to read it
+        raise ValueError(f"{path}: a damaged record ({error}); {again}") from None
+    if not isinstance(kept, dict) or "format" not in kept:
+        raise ValueError(f"{path}: not a record; {again}")
+    if kept["format"] != FORMAT:
+        raise ValueError(f"{path}: a record of format {kept['format']!r}, this book reads format {FORMAT}; {again}")
+    for what, names in (
+        ("lacks", {*FIELDS, "checksum"} - kept.keys()),
+        ("has an unknown", kept.keys() - {*FIELDS, "checksum"}),
+    ):
+        if names:
+            raise ValueError(f"{path}: the record {what} {', '.join(map(repr, sorted(names)))}; {again}")
+    if kept["checksum"] != (computed := checksum(kept)):
+        raise ValueError(
+            f"{path}: the record was damaged or edited, its checksum says {kept['checksum']} and its contents give "
+            f"{computed}; {again}"
+        )
+    return kept
+
+
+def changes(page: Page, hashes: dict) -> list[str]:
+    """What has changed in a chapter since it had these hashes, in words: its code, its files, what it uses of `lib`."""
+    other = {"parameters": {}, "versions": {}, "data": None}
+    now = {
+        "code": code_hash(page.code),
+        "lib": {
+            name: _program(path.read_text(encoding="utf8"))
+            for name, path in imported_modules(page.code, page.root).items()
+        },
+        "files": {path.relative_to(page.root).as_posix(): _sha(path.read_bytes()) for path in page.files},
+    }
+    return differences({**hashes, **other}, {**now, **other})
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) -> str:
+    """What has been measured at paper scale and what has not, as Markdown, for chapters/back/paper-profile.md.
+
+    kept: what `read` found. live: {id: record} of this build, whose tables the claims are linked to. One table for
+    each paper; claims of one chapter that are in the same state share a row.
+    """
+    declared = claims.declarations()
+    everything = chapters(root)
+    home = {page.path: page for page in everything}
+    order = {page: number for number, page in enumerate(everything)}
+    places = {name: home[path] for name, path in claims.check_sources(home).items()}
+    current = [claim["machine"]["device"] for claim in kept.values() if claim["measured"] and not claim["outdated"]]
+    parts = [
+        f"{len(current)} of the {len(declared)} claims have a current record, {current.count('cuda')} of them of a run "
+        "on a GPU."
+    ]
+    for paper, title in claims.PAPERS.items():
+        rows: dict[tuple[Page, str], list[str]] = {}
+        for name in sorted(places, key=lambda name: order[places[name]]):
+            if declared[name]["paper"] == paper:
+                rows.setdefault((places[name], _state(kept.get(name))), []).append(name)
+        if rows:
+            lines = ["| chapter | claims | state |", "|---|---|---|"]
+            for (page, state), names in rows.items():
+                heading = re.search(r"^# (.*)$", page.text, re.MULTILINE)[1]
+                linked = ", ".join(_link(name, live) for name in names)
+                cells = (f"[{heading}](../{page.short}.md)", linked, state)
+                lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+            parts += [f"### {title}", '<div class="overview">', "\n".join(lines), "</div>"]
+    return "\n\n".join(parts)
+
+
+def _link(name: str, live: dict[str, dict]) -> str:
+    target = f"{live[name]['chapter']}.html#claim-{name}" if name in live else f"back/ledger.html#ledger-{name}"
+    return f'<a href="../{target}">{name}</a>'
+
+
+def _state(claim: dict | None) -> str:
+    if claim is None:
+        return "never run at paper scale"
+    machine = claim["machine"]
+    where = f"a CPU, {machine['name']}" if machine["device"] == "cpu" else machine["name"]
+    when = f'<span class="claim-record">{claim["finished"][:10]} on {html.escape(where)}</span>'
+    if claim["outdated"]:
+        return f"outdated: {html.escape('; '.join(claim['outdated']))} (recorded {when})"
+    if not claim["measured"]:
+        return f"not measured: {html.escape(claim['reason'].rstrip('.'))} ({when})"
+    return f"recorded {when}"

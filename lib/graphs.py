@@ -1,0 +1,100 @@
+"""Steps that a GPU repeats by itself: recorded once as a CUDA graph, then replayed with a single call for many steps.
+
+A small step costs a GPU less time than a processor needs to ask for its kernels one by one. A graph asks for all
+kernels of several steps at once. It reads and writes the same memory whenever it is replayed, so a step has to
+leave its results where it found them, must not read numbers back, and takes whatever changes from tensors on the
+device. On a processor the same step is simply called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import torch
+
+from lib.checks import positive_integers
+
+_WARM_UP = 2  # real steps before the recording, in which libraries load their kernels and allocate their workspaces
+_RECORDING = threading.Lock()  # one recording at a time: it synchronises the device when it begins
+_OWN = threading.local()  # of a thread: the stream on which it records, and with it the libraries' workspaces
+
+
+def recorded(step: Callable[[], object], device: torch.device | str, unroll: int = 10) -> Callable[[int], None]:
+    """A function `advance(steps)` that makes exactly so many steps.
+
+    On a GPU a graph holds `unroll` steps. It is recorded in the first call that has enough of them, and kept for all
+    later ones; the steps before the recording, and those that fill no graph, are plain calls. The calling thread
+    must not wait for the steps in `step`: no `.item()`, no shape that depends on numbers, no copy from the processor.
+
+    ValueError if `unroll` is not positive.
+
+    >>> total = torch.zeros(())
+    >>> advance = recorded(lambda: total.add_(1), device="cpu")
+    >>> advance(25), advance(3), total.item()
+    (None, None, 28.0)
+    """
+    positive_integers(unroll=unroll)
+    device, graph = torch.device(device), None
+
+    def advance(steps: int) -> None:
+        nonlocal graph
+        if device.type == "cuda":
+            if graph is None and steps >= _WARM_UP + unroll:
+                graph = _record(step, unroll, device)
+                steps -= _WARM_UP
+            if graph is not None:
+                for _ in range(steps // unroll):
+                    graph.replay()
+                steps %= unroll
+        for _ in range(steps):
+            step()
+
+    return advance
+
+
+def repeat(step: Callable[[], object], steps: int, device: torch.device | str, unroll: int = 10) -> None:
+    """:func:`recorded` for a single use: `steps` calls of `step`, on a GPU replayed `unroll` at a time.
+
+    >>> total = torch.zeros(())
+    >>> repeat(lambda: total.add_(1), steps=7, device="cpu")
+    >>> total.item()
+    7.0
+    """
+    recorded(step, device, unroll)(steps)
+
+
+def _record(step: Callable[[], object], unroll: int, device: torch.device) -> torch.cuda.CUDAGraph:
+    """A graph of `unroll` steps. Recording makes none of them; the `_WARM_UP` steps before it are made."""
+    if not hasattr(_OWN, "streams"):
+        _OWN.streams = {}
+    side = _OWN.streams.setdefault(device, torch.cuda.Stream(device))
+    current = torch.cuda.current_stream(device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            step()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # other threads may go on with work of their own while this one records
+    with _RECORDING, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        for _ in range(unroll):
+            step()
+    return graph
+
+
+@contextlib.contextmanager
+def rounding_to_tf32(allowed: bool = True):
+    """Whether a GPU may round the factors of float32 products to TF32, and afterwards as it was before.
+
+    >>> with rounding_to_tf32():
+    ...     torch.backends.cuda.matmul.fp32_precision
+    'tf32'
+    """
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -1,0 +1,27 @@
+"""What a chapter reports to the build that executes it: facts for the record, one JSON line each."""
+
+from __future__ import annotations
+
+import json
+import os
+
+
+def note(kind: str, **facts) -> None:
+    """Append `{"kind": kind, **facts}` as a line of JSON to the file that COLLAPSE_NOTES names; without it, nothing.
+
+    `lib.book.run` sets the variable for each chapter and reads the file when the chapter has finished. Raises
+    TypeError for a fact that JSON cannot hold.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("r") as file:
+    ...     os.environ["COLLAPSE_NOTES"] = file.name
+    ...     note("device", device="cpu")
+    ...     file.read()
+    '{"kind": "device", "device": "cpu"}\\n'
+    >>> del os.environ["COLLAPSE_NOTES"]
+    """
+    path = os.environ.get("COLLAPSE_NOTES")
+    if path:
+        line = json.dumps({"kind": kind, **facts}) + "\n"
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line)

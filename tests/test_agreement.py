@@ -1,0 +1,230 @@
+"""The same results on both devices: samples, starts and noise to the last bit, short runs of each kernel to rounding.
+
+"paper" is a card of paper on which the code for a GPU runs where there is none (see paper_card.py): it shows tensors
+that lie on the wrong device, random numbers drawn on the card, and waits for it, but not a GPU's arithmetic.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib import mlp_ensemble, network_ensemble, optimize
+from lib.data import images, label_noise
+from lib.data.sentences import sentence_task
+from lib.ensemble import Runs, gradient_descent, random_start
+from lib.losses import squared_error
+from lib.models.networks import resnet18, resnet20
+from lib.models.unconstrained import labels
+from lib.train import train
+
+sys.path.insert(0, str(Path(__file__).parent))
+import paper_card
+from paper_card import CUDA
+
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(params=["paper", pytest.param("cuda", marks=needs_a_gpu)])
+def card(request):
+    """The card to compare with; on the one of paper, graphs are recorded and replayed as well."""
+    if request.param == "cuda":
+        yield None
+    else:
+        with paper_card.installed() as graphs, paper_card.Device() as device:
+            device.graphs = graphs
+            yield device
+
+
+def on_both(function):
+    """What `function(device)` makes of the processor and of the card, on the processor."""
+    return function(torch.device("cpu")), function(CUDA)
+
+
+# Random numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [label_noise.corrupt, label_noise.latent_classes])
+def test_label_noise_is_the_same(card, noise):
+    here, there = on_both(lambda device: noise((torch.arange(200) % 4).to(device), 4, 0.3, seed=5))
+    assert all(part.device == CUDA for part in there)
+    for ours, theirs in zip(here, there, strict=True):
+        assert torch.equal(ours, theirs.cpu())
+
+
+def test_images_and_labels_are_the_same(card):
+    here, there = on_both(lambda device: images.load("digits", per_class=5, test_per_class=3, seed=7).to(device))
+    for name in ("x", "y", "x_test", "y_test"):
+        theirs = getattr(there, name)
+        assert theirs.device == CUDA and torch.equal(getattr(here, name), theirs.cpu())
+
+
+def test_the_card_of_paper_notices_random_numbers_that_are_drawn_on_it():
+    with paper_card.Device():
+        y = torch.arange(4).to(CUDA)
+        for draw in (torch.rand_like, torch.randn_like):
+            with pytest.raises(AssertionError, match="on the card"):
+                draw(y, dtype=torch.float32)
+        for draw in (torch.randperm, torch.rand):
+            with pytest.raises(AssertionError, match="on the card"):
+                draw(4, device=CUDA)
+        with pytest.raises(AssertionError, match="on the card"):
+            y.float().normal_()
+
+
+def test_the_card_of_paper_notices_two_devices_and_waits():
+    with paper_card.Device() as device:
+        x = torch.arange(4.0).to(CUDA)
+        with pytest.raises(RuntimeError, match="two devices"):
+            x + torch.ones(4)
+        with pytest.raises(TypeError, match="numpy"):
+            x.numpy()
+        device.waits.clear()
+        assert torch.equal((2 * x + 1)[1:].to("cpu"), torch.tensor([3.0, 5.0, 7.0])) and len(device.waits) == 1
+        assert x.sum().item() == 6 and len(device.waits) == 2
+        assert x.tolist() == [0, 1, 2, 3] and len(device.waits) == 3
+        assert x[torch.tensor([1])].device == CUDA and len(device.waits) == 4, "an index comes from the processor"
+        assert (x + x.new_tensor(1.0)).device == torch.zeros(1, device=CUDA).device == CUDA
+        assert len(device.waits) == 5, "and so does a number that becomes a tensor"
+
+
+def test_the_global_generators_are_left_alone(card):
+    """So that nothing depends on what ran before, on either device; a run of every kernel."""
+    before = torch.get_rng_state()
+    for kernel in (sentences(True, 4), descent(True, True, 10), perceptrons()):
+        kernel(CUDA)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+
+def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30, **options):
+    x, y = sentence_task(2, 6, 3, K=5, frequencies="zipf", seed=1).sample(12, seed=2)
+
+    def run(device):
+        W, U = (part.to(device, dtype) for part in optimize.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
+        order, seen = torch.Generator().manual_seed(5), []
+        arguments = (W, U, x.to(device), y.to(device), 1e-2, 0.2, batch_size, steps, order, normalize)
+        optimize.sentence_sgd(
+            *arguments, callback=lambda step: seen.append((step, W.cpu().clone())), every=every, **options
+        )
+        assert [step for step, _ in seen] == list(range(every, steps + 1, every))
+        return [W.cpu(), U.cpu(), *(part for _, part in seen)]
+
+    return run
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("batch_size", [4, 7, 60, 100])
+def test_sgd_on_sentences_agrees_to_rounding(card, normalize, batch_size):
+    """Sixty sentences; in double precision, and in single precision while it has not grown apart."""
+    for ours, theirs in zip(*on_both(sentences(normalize, batch_size)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
+    for ours, theirs in zip(*on_both(sentences(normalize, batch_size, torch.float32, 40, 10)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_sgd_on_sentences_is_recorded_and_waits_for_its_looks_only():
+    waits = {}
+    for steps, every in ((60, 30), (180, 30), (180, 90)):
+        with paper_card.installed() as graphs, paper_card.Device() as device:
+            sentences(False, 4, steps=steps, every=every)(CUDA)
+            waits[steps, every] = len(device.waits) - steps // every  # a look copies W to the processor
+            assert graphs.recordings == 1 and graphs.replays * 10 > 0.5 * steps
+    assert len(set(waits.values())) == 1
+
+
+def descent(relu, bias, steps, per_run=False, reduce=True):
+    start = random_start(3, 12, 5, 3, range(4), 0.5, bias)
+    rate = torch.tensor([0.1, 0.2, 0.05, 0.1], dtype=torch.float64) if per_run else 0.1
+
+    def run(device):
+        there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], start.b.to(device) if bias else None)
+        seen = []
+        gradient_descent(
+            there, labels(3, 12, device), 0.01, 0.02, rate.to(device) if per_run else rate, steps, relu=relu,
+            every=50, watch=lambda step, runs: seen.append(runs), reduce=reduce,
+        )  # fmt: skip
+        return [part.cpu() for runs in seen for part in (runs.H, *runs.Ws, *([runs.b] if bias else []))]
+
+    return run
+
+
+@pytest.mark.parametrize("relu, bias", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("per_run, reduce", [(False, True), (True, True), (False, False)])
+def test_gradient_descent_agrees_to_rounding(card, relu, bias, per_run, reduce):
+    for ours, theirs in zip(*on_both(descent(relu, bias, 130, per_run, reduce)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+def test_gradient_descent_waits_for_its_looks_only():
+    """Looks at the start, after 50 steps and at the end; from 51 steps to 100 there are only more replays."""
+    waits = []
+    for steps in (60, 100):
+        with paper_card.installed(), paper_card.Device() as device:
+            descent(True, True, steps)(CUDA)
+            waits.append(device.waits)
+    assert waits[0] == waits[1]
+
+
+def perceptrons(batch_size=16, tf32=True):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(53, 12, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (5, 53), generator=generator)
+    losses = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.7)]
+
+    def run(device):
+        models = mlp_ensemble.start(range(5), 12, 5, 4, 7, depth=3, dtype=torch.float64)
+        history = mlp_ensemble.train(
+            models, x.to(device), y.to(device), losses, 2, 0.1, (1,), batch_size=batch_size, at_once=3, tf32=tf32
+        )
+        features = mlp_ensemble.features(models, x.to(device), at_once=2)
+        return [*history, *models.matrices, *models.means, *models.variances, features.cpu()]
+
+    return run
+
+
+@pytest.mark.parametrize("batch_size", [16, 53])
+def test_perceptrons_agree_to_rounding(card, batch_size):
+    for ours, theirs in zip(*on_both(perceptrons(batch_size)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+
+
+def test_perceptrons_wait_between_epochs_only():
+    waits = []
+    for batch_size in (27, 14):
+        with paper_card.Device() as device:
+            perceptrons(batch_size)(CUDA)
+            waits.append(device.waits)
+    assert waits[0] == waits[1]
+
+
+@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 2e-2, marks=needs_a_gpu)])
+def test_resnets_side_by_side_agree(card, mixed_precision, rtol):
+    """Losses after a few steps; a GPU's convolutions may round the factors of float32 to TF32."""
+    x, y = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+
+    def run(device):
+        models = [resnet20(4, 3, 1 / 8, head_layers=3, head_width=6, seed=seed) for seed in range(3)]
+        ensemble, there = network_ensemble.Ensemble(models, device), (x.to(device), y.to(device))
+        network_ensemble.train(ensemble, *there, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
+        scores = ensemble.look(there[0]).layers[-1].cpu()
+        return (scores - torch.nn.functional.one_hot(y, 4)).square().sum((1, 2))
+
+    torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 2e-2, marks=needs_a_gpu)])
+def test_a_resnet18_agrees(card, mixed_precision, rtol):
+    x, y = torch.randn(48, 1, 14, 14, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 4
+
+    def run(device):
+        model = resnet18(4, 1, 1 / 8, bias=False)
+        history = train(
+            model, x.to(device), y.to(device), squared_error, 2, 0.01, batch_size=16, mixed_precision=mixed_precision
+        )
+        return torch.tensor([row["loss"] for row in history])
+
+    torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)

@@ -1,0 +1,154 @@
+"""The versions that the book names: Python 3.10 to 3.13, PyTorch 2.11 and later.
+
+What one interpreter can say about the others is tested here: that all code is written in the oldest Python, that each
+name of `torch` exists in the version at hand (those that only a GPU's code path reaches included), and that the pins
+and the ranges agree.
+"""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from lib.book import chapters
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
+PINS = [
+    Requirement(line)
+    for line in (text.split(" #")[0].strip() for text in (ROOT / "requirements.txt").read_text("utf8").splitlines())
+    if line and not line.startswith("#")
+]
+RANGES = [
+    Requirement(line)
+    for group in (PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values())
+    for line in group
+]
+
+
+def sources():
+    """Every program of the book by name: its modules, tests and benchmarks, and of each chapter the code cells."""
+    modules = [path for folder in ("lib", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
+    yield from ((path.relative_to(ROOT).as_posix(), path.read_text("utf8")) for path in modules)
+    for page in chapters.chapters(ROOT):
+        yield page.name, "\n\n".join(cell.source for cell in page.code)
+
+
+def newer_syntax(folder, programs):
+    """What a linter finds that Python 3.10 does not parse, one line each."""
+    for name, text in programs:
+        (folder / f"{name.removesuffix('.py').replace('/', '.')}.py").write_text(text, "utf8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--target-version", "py310"]
+    options = ["--select", "E9", "--output-format", "concise", "--quiet", folder]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines()
+
+
+def torch_names(text):
+    """The dotted names below `torch` that a program uses: "cuda.is_available", "nn.functional.one_hot", ..."""
+    tree = ast.parse(text)
+    stand_for = {"torch": ""}  # what the program calls the modules of torch
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            below = "".join(f"{part}." for part in node.module.split(".")[1:])
+            yield from (below + name.name for name in node.names)
+            stand_for |= {name.asname or name.name: f"{below}{name.name}." for name in node.names}
+    for node in ast.walk(tree):
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if parts and isinstance(node, ast.Name) and node.id in stand_for:
+            yield stand_for[node.id] + ".".join(reversed(parts))
+
+
+def exists(name):
+    """Whether `torch` has this name: as an attribute, or as a module that has to be imported first."""
+    thing, path = torch, "torch"
+    for part in name.split("."):
+        path = f"{path}.{part}"
+        try:
+            thing = getattr(thing, part) if hasattr(thing, part) else importlib.import_module(path)
+        except ImportError:
+            return False
+    return True
+
+
+def test_all_code_is_written_in_the_oldest_python_that_is_named(tmp_path):
+    assert newer_syntax(tmp_path, sources()) == []
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        "print(table[*pair, 1])",
+        "print(f'{'a'}')",
+        "type Pair = tuple",
+        "try:\n    pass\nexcept* ValueError:\n    pass",
+    ],
+)
+def test_what_only_a_newer_python_reads_is_found(newer, tmp_path):
+    assert newer_syntax(tmp_path, [("old.py", "print((1, *[2]))")]) == []
+    assert newer_syntax(tmp_path, [("new.py", newer)])
+
+
+def test_every_name_of_torch_that_the_book_uses_exists_in_this_version():
+    used = {(name, where) for where, text in sources() for name in torch_names(text)}
+    names = {name for name, _ in used}
+    assert len(names) > 200 and {"nn.functional.one_hot", "cuda.is_available", "utils.data.DataLoader"} <= names
+    missing = {name for name in names if not exists(name)}
+    assert sorted((name, where) for name, where in used if name in missing) == []
+
+
+def test_a_name_that_torch_does_not_have_is_found():
+    program = "import torch\nfrom torch.nn import functional as F\nF.relu6(torch.cuda.no_such(F.nor_this.name))"
+    missing = {name for name in torch_names(program) if not exists(name)}
+    assert missing == {"cuda.no_such", "nn.functional.nor_this", "nn.functional.nor_this.name"}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_package_has_one_pin_for_each_python(python):
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    chosen = [pin for pin in PINS if pin.marker is None or pin.marker.evaluate(environment)]
+    names = [normal(pin) for pin in chosen]
+    assert sorted(names) == sorted({normal(pin) for pin in PINS})
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in chosen)
+
+
+@pytest.mark.parametrize("wanted", RANGES, ids=str)
+def test_the_pins_lie_within_the_ranges_of_the_package(wanted):
+    pins = [version(pin) for pin in PINS if normal(pin) == normal(wanted)]
+    assert pins, f"{wanted.name} is not pinned"
+    assert all(wanted.specifier.contains(pin) for pin in pins), pins
+
+
+def test_the_ranges_begin_at_the_versions_that_the_book_names():
+    assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
+    lowest = {normal(wanted): min(s.version for s in wanted.specifier if s.operator == ">=") for wanted in RANGES}
+    assert lowest["torch"] == "2.11"
+    assert lowest["torchvision"] == "0.26"  # made for torch 2.11
+    listed = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if re.search(r":: 3\.\d+$", line)}
+    assert listed == set(PYTHONS)
+
+
+def normal(requirement):
+    return re.sub(r"[-_.]+", "-", requirement.name).lower()
+
+
+def version(pin):
+    (specifier,) = pin.specifier
+    return Version(specifier.version)
