@@ -1,6 +1,6 @@
 # make book    execute the chapters and build the site in _build/html
 #              PROFILE=smoke|laptop|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda  SEED=n
-#              JOBS=n chapters at a time (one per core up to 4, and 1 on a GPU)
+#              JOBS=n chapters at a time (one per core up to 4; on a GPU they share its memory)
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make lint    check the code's form          make clean   remove _build

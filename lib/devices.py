@@ -62,7 +62,8 @@ def missing() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         lacking.append(f"CUDA_VISIBLE_DEVICES = {visible!r} hides every device")
-    return "; ".join(lacking or [f"there is a driver, but torch {torch.__version__} finds no device"])
+    built = f"torch {torch.__version__} finds no device; the driver may be too old for CUDA {torch.version.cuda}"
+    return "; ".join(lacking or [f"there is a driver, but {built}"])
 
 
 def has_driver() -> bool:

@@ -361,6 +361,7 @@ def _sgd_in_place(
     """:func:`sentence_sgd` by steps that can be recorded; between callbacks nothing waits for the device."""
     N, device, flat = len(x), x.device, U.view(len(U), -1)
     full, per_epoch = N // batch_size, -(-N // batch_size)
+    every = steps if callback is None else every  # nobody looks in between
     sentences, classes = torch.empty_like(x), torch.empty_like(y)  # in the order of this epoch
     batch = torch.arange(batch_size, device=device)  # their places that come next
 

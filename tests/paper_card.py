@@ -208,18 +208,16 @@ class _OnCard(torch.Tensor):
 
 def _to(tensor, args, kwargs):
     """`Tensor.to` where the tensor, or the one that it shall be like, lies on the card."""
-    like = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
-    where = kwargs.pop("device", next((a for a in args if isinstance(a, str | torch.device)), None))
-    if like is not None:
-        where, kwargs = like.device, {"dtype": like.dtype}
-    rest = [a for a in args if not isinstance(a, str | torch.device | torch.Tensor)]
+    where = kwargs.pop("device", None)
+    if args and not isinstance(args[0], torch.dtype):
+        where, *args = args
+    kwargs = dict(zip(("dtype", "non_blocking", "copy"), args, strict=False)) | kwargs
+    if isinstance(where, torch.Tensor):
+        where, kwargs["dtype"] = where.device, where.dtype
     if where is not None and torch.device(where).type != tensor.device.type:
         tensor = _ToProcessor.apply(tensor) if tensor.is_cuda else tensor.to(CUDA)
-    return (
-        torch._C._disabled_torch_function_impl(torch.Tensor.to, (), (tensor, *rest), kwargs)
-        if rest or kwargs
-        else tensor
-    )
+    kwargs = {name: value for name, value in kwargs.items() if value is not None and name != "non_blocking"}
+    return torch._C._disabled_torch_function_impl(torch.Tensor.to, (), (tensor,), kwargs) if kwargs else tensor
 
 
 class _ToProcessor(torch.autograd.Function):
@@ -251,12 +249,16 @@ def _inner(arguments):
 
 
 class Device(TorchDispatchMode):
-    """Within it there is a card; `waits` lists the operations for which the processor waited for it."""
+    """Within it there is a card; `waits` lists the operations for which the processor waited for it.
+
+    `draws`: whether random numbers may be drawn on it, as a network with dropout does.
+    """
 
     active = None
 
-    def __init__(self):
+    def __init__(self, draws=False):
         super().__init__()
+        self.draws = draws
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE  # torch then does not look for a real card
         self.waits, self.inside = [], 0  # how deep in calls with a tensor on the card: what they make lies there too
 
@@ -291,7 +293,7 @@ class Device(TorchDispatchMode):
             return args[0]
         if here and others and func not in _ONTO_THE_FIRST:
             raise RuntimeError(f"{func}: tensors on two devices")
-        if to_card and any(word in func._schema.name for word in _DRAWS):
+        if to_card and not self.draws and any(word in func._schema.name for word in _DRAWS):
             raise AssertionError(f"{func} draws random numbers on the card")
         moved = func is aten._to_copy.default and asked and not here or func in _ONTO_THE_FIRST and here and others
         if here and func in WAITS or moved and not kwargs.get("non_blocking"):

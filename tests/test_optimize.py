@@ -313,6 +313,14 @@ def test_recorded_sgd_takes_the_same_steps(normalize, batch_size, every):
     assert card.recordings == (every >= 6 and 15 // batch_size >= 6)
 
 
+def test_sgd_that_nobody_looks_at_is_recorded():
+    x, y = sentence_task(2, 6, 3, K=5, frequencies="zipf", seed=1).sample(3, seed=2)
+    W, U = normal(3, 6, 4), normal(4, 5, 3, 4)
+    with recording(optimize) as card:
+        sgd_of_a_gpu(W, U, x, y, 0.05, 0.3, 1, 30, torch.Generator().manual_seed(5), False)
+    assert card.recordings == 1
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_sgd_of_a_gpu_waits_for_orders_only(normalize):
     x, y = sentence_task(2, 6, 3, K=5, seed=1).sample(3, seed=2)

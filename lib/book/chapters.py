@@ -22,9 +22,9 @@ BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 PROFILES = ("smoke", "laptop", "paper")
 DEVICES = ("auto", "cpu", "cuda")
 
-# Neither the pipeline nor the ledger changes what a chapter computes: claim tables are rendered again at each
-# publishing, so an edit of lib/claims.py must not cost an execution. Every other module of lib counts.
-NOT_INPUTS = ("lib.book", "lib.claims")
+# Neither the pipeline nor the ledger nor the notes for the record change what a chapter computes: claim tables are
+# rendered again at each publishing, so an edit of lib/claims.py must not cost an execution. Every other module counts.
+NOT_INPUTS = ("lib.book", "lib.claims", "lib.notes")
 
 
 class BadInput(ValueError):
@@ -96,14 +96,18 @@ class Page:
     def key(self, given: dict) -> dict:
         """Everything that the results depend on, by part, so that a difference can be named."""
         return {
-            "code": code_hash(self.code),
+            **self.hashes(),
             "parameters": self.parameters(given),
-            "lib": {
-                name: _program(path.read_text(encoding="utf8"))
-                for name, path in imported_modules(self.code, self.root).items()
-            },
             "versions": {name: version(name) for name in ("torch", "numpy")},
             "data": data_fingerprint(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
+        }
+
+    def hashes(self) -> dict:
+        """The part of the key that the repository decides: the code cells, the modules of lib, the stored files."""
+        modules = imported_modules(self.code, self.root)
+        return {
+            "code": code_hash(self.code),
+            "lib": {name: _program(path.read_text(encoding="utf8")) for name, path in modules.items()},
             "files": {path.relative_to(self.root).as_posix(): _sha(path.read_bytes()) for path in self.files},
         }
 

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from lib import claims
-from lib.book.chapters import ROOT, BadInput, Page, _program, _sha, chapters, code_hash, differences, imported_modules
+from lib.book.chapters import ROOT, BadInput, Page, chapters, differences
 from lib.book.run import executed_key, executed_notebook
 
 FORMAT = 1
@@ -204,15 +204,7 @@ def _load(path: Path) -> dict:
 def changes(page: Page, hashes: dict) -> list[str]:
     """What has changed in a chapter since it had these hashes, in words: its code, its files, what it uses of `lib`."""
     other = {"parameters": {}, "versions": {}, "data": None}
-    now = {
-        "code": code_hash(page.code),
-        "lib": {
-            name: _program(path.read_text(encoding="utf8"))
-            for name, path in imported_modules(page.code, page.root).items()
-        },
-        "files": {path.relative_to(page.root).as_posix(): _sha(path.read_bytes()) for path in page.files},
-    }
-    return differences({**hashes, **other}, {**now, **other})
+    return differences({**hashes, **other}, {**page.hashes(), **other})
 
 
 # ---------------------------------------------------------------------------------------------------------- the page

@@ -244,7 +244,17 @@ NO_PROSE = {"pre", "code", "script", "style", "svg", "kbd", "button", "select", 
 
 
 def no_prose(element):
-    outside = {"math", "headerlink", "bibtex-citation", "claim-head", "claim-table", "claim-record", "animation", "output", "highlight"}
+    outside = {
+        "math",
+        "headerlink",
+        "bibtex-citation",
+        "claim-head",
+        "claim-table",
+        "claim-record",
+        "animation",
+        "output",
+        "highlight",
+    }
     return element.tag in NO_PROSE or bool(element.classes & outside)
 
 
