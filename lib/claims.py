@@ -21,6 +21,8 @@ from pathlib import Path
 
 import yaml
 
+from lib import notes
+
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = ROOT / "chapters" / "claims.yml"
 ERRATA = ROOT / "chapters" / "errata.yml"
@@ -350,7 +352,7 @@ class Ledger:
         self.paper, self.profile, self.device, self.dataset = paper, profile, str(device), dataset
         self.declared, self.errata, self.pending = validate()
         self.checked = set()
-        self._last = time.perf_counter()
+        self._last, self._taken_up = time.perf_counter(), _taken_up()
 
     def check(self, name, measured):
         """Judge the claim `name` by measured = {quantity: value}, show the table, and leave the record.
@@ -387,7 +389,7 @@ class Ledger:
     def _emit(self, declaration, measured, reason=None):
         from IPython.display import display
 
-        now = time.perf_counter()
+        now, taken_up = time.perf_counter(), _taken_up()
         record = {
             "id": declaration["id"],
             "verdict": "not run",
@@ -397,14 +399,20 @@ class Ledger:
             "profile": self.profile,
             "device": self.device,
             "dataset": self.dataset,
-            "seconds": round(now - self._last, 1),
+            "seconds": round(now - self._last + taken_up - self._taken_up, 1),
         }
         if reason:
             record["reason"] = reason
         record, table = render(record, links=False)
         self.checked.add(declaration["id"])
-        self._last = now
+        self._last, self._taken_up = now, taken_up
         display({MIME: record, "text/html": table, "text/plain": f"{record['id']}: {record['verdict']}"}, raw=True)
+
+
+def _taken_up():
+    """How many seconds the runs took that this chapter has taken up from a build before (`lib.batches`)."""
+    noted = notes.read(os.environ.get("COLLAPSE_NOTES") or os.devnull)
+    return sum(fact["seconds"] for fact in noted.get("resumed", ()))
 
 
 def _without_lines(expect):

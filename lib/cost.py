@@ -123,7 +123,7 @@ def risk_gradient(n_w: int, L: int, K: int, d: int, sentences: int, itemsize: in
     Through the products of all words with all positions, or directly where these cost less (:math:`d (N - n_w) \le
     8 N`):
 
-    .. math:: \text{operations} = 6 L K d \min(n_w, N \text{ if direct}), \qquad
+    .. math:: \text{operations} = 6 L K d \cdot (N \text{ directly, otherwise } n_w), \qquad
               \text{bytes} = 2 s (n_w d + K L d) + 8 N (L + 1) +
               \begin{cases} 0 & \text{directly} \\ 2 s K (L n_w + N) + 8 L (N + n_w) & \text{by products}\end{cases}
 

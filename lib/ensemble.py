@@ -250,6 +250,7 @@ def gradient_descent(
             if singly or all(found.all() for found in settled):
                 pairs = list(zip(groups, settled, strict=True))
                 groups = [part for group, found in pairs for part in (*group.part(found, _means), *group.part(~found))]
+                groups = _joined(groups) if start.H.device.type == "cuda" else groups
         if watch is not None:
             watch(done, runs)
     return runs
@@ -419,6 +420,22 @@ def _collect(groups: list[_Group], start: Runs) -> Runs:
         for whole, part in zip(_flat(found), _flat(runs), strict=True):
             whole[group.index] = part
     return found
+
+
+def _joined(groups: list[_Group]) -> list[_Group]:
+    """Class means of all groups as one group, its runs in their order: on a GPU groups wait for one another."""
+    means = [group for group in groups if group.kind is _means]
+    if len(means) < 2:
+        return groups
+    index, runs = torch.cat([group.index for group in means]), together([group.runs() for group in means])
+    pace = means[0].pace
+    if isinstance(pace.rate, Tensor):
+        rate, lam_h = (torch.cat([getattr(group.pace, name) for group in means]) for name in ("rate", "lam_h"))
+        decays = [torch.cat(layer) for layer in zip(*(group.pace.decays for group in means), strict=True)]
+        pace = pace._replace(rate=rate, decays=decays, lam_h=lam_h)
+    order = index.argsort()
+    whole = _Group.of(index[order], select(runs, order), _means, means[0].y, pace.chosen(order), means[0].relu)
+    return [whole, *(group for group in groups if group.kind is not _means)]
 
 
 def _flat(runs: Runs) -> list[Tensor]:

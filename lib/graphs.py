@@ -17,7 +17,7 @@ import torch
 from lib.checks import positive_integers
 
 _WARM_UP = 2  # real steps before the recording, in which libraries load their kernels and allocate their workspaces
-_RECORDING = threading.Lock()  # one recording at a time: it synchronises the device when it begins
+_RECORDING = threading.Lock()  # one at a time: a recording synchronises the device, and PyTorch has only 32 streams
 _OWN = threading.local()  # of a thread: the stream on which it records, and with it the libraries' workspaces
 
 
@@ -69,18 +69,20 @@ def _record(step: Callable[[], object], unroll: int, device: torch.device) -> to
     """A graph of `unroll` steps. Recording makes none of them; the `_WARM_UP` steps before it are made."""
     if not hasattr(_OWN, "streams"):
         _OWN.streams = {}
-    side = _OWN.streams.setdefault(device, torch.cuda.Stream(device))
-    current = torch.cuda.current_stream(device)
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UP):
-            step()
-    current.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    # other threads may go on with work of their own while this one records
-    with _RECORDING, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-        for _ in range(unroll):
-            step()
+    if device not in _OWN.streams:
+        _OWN.streams[device] = torch.cuda.Stream(device)
+    side, current = _OWN.streams[device], torch.cuda.current_stream(device)
+    with _RECORDING:  # the warm-up, too: another thread's stream may be this one, and would record it
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                step()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may go on with work of their own while this one records
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            for _ in range(unroll):
+                step()
     return graph
 
 

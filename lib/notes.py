@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from pathlib import Path
 
 
 def note(kind: str, **facts) -> None:
@@ -25,3 +27,16 @@ def note(kind: str, **facts) -> None:
         line = json.dumps({"kind": kind, **facts}) + "\n"
         with open(path, "a", encoding="utf-8") as file:
             file.write(line)
+
+
+def read(path: str | os.PathLike) -> dict[str, list[dict]]:
+    """What :func:`note` wrote to a file, by kind and in order; nothing where there is no file.
+
+    A line that a process died over is left out.
+    """
+    by_kind: dict[str, list[dict]] = {}
+    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else ():
+        with contextlib.suppress(ValueError):
+            fact = json.loads(line)
+            by_kind.setdefault(fact["kind"], []).append(fact)
+    return by_kind

@@ -290,7 +290,7 @@ def sentence_sgd(
 
     A GPU replays recorded steps (:mod:`lib.graphs`) and reads nothing back between two calls of `callback`, which
     therefore wants a large `every`. It adds up the gradient of a word in no fixed order, so that two runs differ by
-    rounding.
+    rounding. Source: section 2 (learning rate 0.1, batches of 100).
 
     Parameters
     ----------
@@ -311,8 +311,8 @@ def sentence_sgd(
     ValueError
         If `batch_size` or `every` is no positive integer.
 
-    Source: section 2 (learning rate 0.1, batches of 100).
-
+    Examples
+    --------
     >>> x, y = torch.tensor([[0, 2], [1, 3]]), torch.tensor([0, 1])
     >>> W, U = initial_weights(n_w=4, K=2, L=2, d=3, seed=0, scale=0.1)
     >>> order = torch.Generator().manual_seed(0)

@@ -32,6 +32,14 @@ WAITS = {
 }  # fmt: skip
 
 
+def _waits(func, args):
+    """Whether a card is waited for; an index by a mask is as long as the mask has true entries."""
+    if func not in (aten.index.Tensor, aten.index_put_.default):
+        return func in WAITS
+    masks = any(torch.is_tensor(index) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return masks and (func is aten.index.Tensor or args[2].numel() > 1)  # one number is filled in without looking
+
+
 class Waits(TorchDispatchMode):
     """Notes the operations for which a card would be waited for."""
 
@@ -40,7 +48,7 @@ class Waits(TorchDispatchMode):
         self.found = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in WAITS:
+        if _waits(func, args):
             self.found.append(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -63,7 +71,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        assert func not in WAITS, f"{func} in a recorded step"
+        assert not _waits(func, args), f"{func} in a recorded step"
         self.before += [(tensor, tensor.clone()) for tensor in _written(func, args, kwargs)]
         made = func(*args, **kwargs)
         if not _is_view(func):
@@ -296,7 +304,7 @@ class Device(TorchDispatchMode):
         if to_card and not self.draws and any(word in func._schema.name for word in _DRAWS):
             raise AssertionError(f"{func} draws random numbers on the card")
         moved = func is aten._to_copy.default and asked and not here or func in _ONTO_THE_FIRST and here and others
-        if here and func in WAITS or moved and not kwargs.get("non_blocking"):
+        if here and _waits(func, args) or moved and not kwargs.get("non_blocking"):
             self.waits.append(str(func))
         back = {id(tensor.inner): tensor for tensor in here}  # what is written in place is returned itself
         made = func(*_inner(args), **_inner(kwargs | ({} if device is None else {"device": torch.device("cpu")})))

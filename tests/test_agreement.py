@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib import mlp_ensemble, network_ensemble, optimize
+from lib import ensemble, mlp_ensemble, network_ensemble, optimize
 from lib.data import images, label_noise
 from lib.data.sentences import sentence_task
 from lib.ensemble import Runs, gradient_descent, random_start
@@ -159,6 +159,33 @@ def test_gradient_descent_agrees_to_rounding(card, relu, bias, per_run, reduce):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("per_run", [False, True])
+def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(card, per_run, monkeypatch):
+    """On a card graphs of several groups would wait for one another."""
+    start, y = random_start(3, 4, 5, 3, range(6), 0.5), labels(3, 4)
+    means = start.H.unflatten(-1, (3, 4)).mean(-1).repeat_interleave(4, -1)
+    start = start._replace(H=means + (start.H - means) * 0.1 ** torch.arange(2.0, 5.0, 0.5)[:, None, None])
+    rate = torch.tensor([0.1, 0.2, 0.05, 0.1, 0.3, 0.15], dtype=torch.float64) if per_run else 0.2
+    groups, part = {}, ensemble._collect
+    monkeypatch.setattr(
+        ensemble, "_collect", lambda found, whole: groups[whole.H.device.type].append(len(found)) or part(found, whole)
+    )
+
+    def run(device):
+        groups[device.type] = []
+        there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], None)
+        end = gradient_descent(
+            there, y.to(device), 0.01, 0.02, rate.to(device) if per_run else rate, 1500, relu=True, every=30,
+            tolerance=1e-4, singly=True,
+        )  # fmt: skip
+        return [part.cpu() for part in (end.H, *end.Ws)]
+
+    for ours, theirs in zip(*on_both(run), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+    assert max(groups["cpu"]) > 2 == max(groups["cuda"])
+    assert groups["cuda"][-1] == 1, "in the end all runs are one group, in their order"
+
+
 def test_gradient_descent_waits_for_its_looks_only():
     """Looks at the start, after 50 steps and at the end; from 51 steps to 100 there are only more replays."""
     waits = []
@@ -201,9 +228,18 @@ def test_perceptrons_wait_between_epochs_only():
     assert waits[0] == waits[1]
 
 
-@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 2e-2, marks=needs_a_gpu)])
-def test_resnets_side_by_side_agree(card, mixed_precision, rtol):
-    """Losses after a few steps; a GPU's convolutions may round the factors of float32 to TF32."""
+@pytest.fixture
+def float32_as_it_is():
+    """A GPU's convolutions round the factors of float32 to TF32 unless they are told not to."""
+    convolutions = torch.backends.cudnn.conv
+    before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
+    yield
+    convolutions.fp32_precision = before
+
+
+@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 5e-2, marks=needs_a_gpu)])
+def test_resnets_side_by_side_agree(card, float32_as_it_is, mixed_precision, rtol):
+    """Losses after a few steps."""
     x, y = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
 
     def run(device):
@@ -216,8 +252,8 @@ def test_resnets_side_by_side_agree(card, mixed_precision, rtol):
     torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 2e-2, marks=needs_a_gpu)])
-def test_a_resnet18_agrees(card, mixed_precision, rtol):
+@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 5e-2, marks=needs_a_gpu)])
+def test_a_resnet18_agrees(card, float32_as_it_is, mixed_precision, rtol):
     x, y = torch.randn(48, 1, 14, 14, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 4
 
     def run(device):

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import claims
+from lib import claims, notes
 from lib.book import chapters
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -211,6 +211,21 @@ def test_the_record_names_the_chapter_that_is_being_built(files, shown, monkeypa
     monkeypatch.setenv("COLLAPSE_CHAPTER", "feature-collapse/theorems")
     claims.open("feature-collapse").check("fc-one", measured=GOOD)
     assert shown[0][claims.MIME]["chapter"] == "feature-collapse/theorems"
+
+
+def test_the_seconds_of_a_claim_count_what_its_taken_up_runs_took_in_the_build_before(
+    files, shown, monkeypatch, tmp_path
+):
+    files([CLAIM, claim(id="fc-two")])
+    monkeypatch.setenv("COLLAPSE_NOTES", str(tmp_path / "notes"))
+    clock = iter([100.0, 102.0, 105.0])
+    monkeypatch.setattr(claims.time, "perf_counter", lambda: next(clock))
+    notes.note("resumed", name="before the ledger", runs=1, seconds=7.0)
+    ledger = claims.open("feature-collapse")
+    notes.note("resumed", name="squares", runs=2, seconds=60.0)
+    ledger.check("fc-one", measured=GOOD)
+    ledger.check("fc-two", measured=GOOD)
+    assert [output[claims.MIME]["seconds"] for output in shown] == [62.0, 3.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("nan"), torch.tensor(math.nan)])

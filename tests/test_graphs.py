@@ -68,13 +68,25 @@ def test_what_a_recording_has_read_on_the_processor_it_keeps():
         lambda x: x.add_(x.sum().item()),
         lambda x: x.add_(torch.tensor([1.0])),
         lambda x: x.add_(len(x.unique())),
+        lambda x: x.add_(x[x >= 0].sum()),
         lambda x: x.add_(1) if x.sum() > 0 else None,
     ],
-    ids=["item", "from the processor", "unique", "branch"],
+    ids=["item", "from the processor", "unique", "mask", "branch"],
 )
 def test_the_card_of_these_tests_notices_a_step_that_waits(step):
     with installed(), pytest.raises(AssertionError, match="in a recorded step"):
         graphs.repeat(lambda: step(torch.zeros(2)), 50, "cuda")
+
+
+def test_a_thread_keeps_its_stream_and_nobody_warms_up_while_another_records(monkeypatch):
+    """PyTorch hands out the same few streams again and again: two threads may have one."""
+    with installed():
+        streams, locked, stream = [], [], torch.cuda.Stream
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: streams.append(stream(device)) or streams[-1])
+        for _ in range(40):
+            graphs.repeat(lambda: locked.append(graphs._RECORDING.locked()), 3, "cuda", unroll=1)
+    assert len(streams) == 1
+    assert locked == [True] * 3 * 40, "two steps of warming up, and a recorded one"
 
 
 def test_an_error_in_a_step_leaves_the_lock_free():

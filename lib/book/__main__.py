@@ -133,11 +133,13 @@ def record(chapter: str = Chapter):
     _validate_claims(partial=True, recorded=False)
     selected = chapters.select(chapters.chapters(), chapter)
     with run.lock(console.print):
-        written = records.record(selected)
+        written = records.record(selected, announce=console.print)
     for taken, changed in written:
         where = f"{taken['finished'][:10]} on {taken['machine']['name']}"
         state = "recorded" if changed else "unchanged"
-        console.print(f"{taken['chapter']}: {state}, {len(taken['claims'])} claims of {where}")
+        idle = sum(not claim["measured"] for claim in taken["claims"])
+        number = f"{len(taken['claims'])} claims" + (f" ({idle} not run)" if idle else "")
+        console.print(f"{taken['chapter']}: {state}, {number} of {where}")
     _validate_claims(partial=True)  # the new records beside those that were there
     return 0
 

@@ -25,12 +25,13 @@ CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
 # ------------------------------------------------------------------------------------------------------------ making
 
 
-def record(selected: list[Page], root: Path = ROOT) -> list[tuple[dict, bool]]:
+def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tuple[dict, bool]]:
     """Record the claims of the selected chapters that were executed in the `paper` profile: (record, changed) for each.
 
-    Nothing is written unless all of them can be recorded. Chapters without claims are passed over. Raises BadInput
-    where no chapter was executed in that profile, where one is stale or its execution says too little, and where the
-    folder cannot be written to.
+    Nothing is written unless all of them can be recorded. Chapters without claims are passed over, those of another
+    profile, and runs on a CPU where a run on a GPU is on record and not outdated, with a line through `announce`.
+    Raises BadInput where no chapter was executed in that profile, where one is
+    stale or its execution says too little, and where the folder cannot be written to.
     """
     measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
     found: dict[str, list[Page]] = {}
@@ -38,25 +39,46 @@ def record(selected: list[Page], root: Path = ROOT) -> list[tuple[dict, bool]]:
         if page.path in measuring:
             key = executed_key(page)
             found.setdefault(key["parameters"].get("profile", "") if key else "", []).append(page)
+    others = [
+        f"{', '.join(page.short for page in pages)}: " + (f"profile {profile!r}" if profile else "never executed")
+        for profile, pages in sorted(found.items())
+        if profile != "paper"
+    ]
     if "paper" not in found:
-        others = [
-            f"{', '.join(page.short for page in pages)}: " + (f"profile {profile!r}" if profile else "never executed")
-            for profile, pages in sorted(found.items())
-        ]
         reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
         raise BadInput(f"nothing to record: no chapter was executed with profile 'paper'{reason}")
     records, problems = [], []
     for page in found["paper"]:
         try:
-            records.append(take(page))
+            taken = take(page)
         except BadInput as problem:
             problems.append(str(problem))
+            continue
+        if taken["machine"]["device"] == "cpu" and (card := _current_card(page, root)):
+            others.append(f"{page.short}: its record was made on {card}, and a CPU does not replace it")
+        else:
+            records.append(taken)
     if problems:
         raise BadInput("\n".join([*problems, "nothing was recorded"]))
     try:
-        return [(taken, _write_record(taken, root)) for taken in records]
+        written = [(taken, _write_record(taken, root)) for taken in records]
     except OSError as error:
         raise BadInput(f"the records cannot be written: {error}") from error
+    for line in others:
+        announce(f"not recorded: {line}")
+    return written
+
+
+def _current_card(page: Page, root: Path) -> str:
+    """The name of the GPU that the chapter's record was made on, if there is one that holds."""
+    path = path_of(page.short, root)
+    try:
+        kept = _load(path) if path.is_file() else None
+    except ValueError:  # damaged: to be made anew
+        return ""
+    if not kept or kept["machine"]["device"] == "cpu" or changes(page, kept["hashes"]):
+        return ""
+    return kept["machine"]["name"]
 
 
 def take(page: Page) -> dict:
@@ -159,7 +181,9 @@ def check(root: Path = ROOT) -> list[dict]:
             name = claim["id"]
             if name not in declared:
                 near = claims._nearest(name, declared)
-                raise ValueError(f"{path}: claim {name!r} is not declared{near}; record {chapter} anew")
+                raise ValueError(
+                    f"{path}: claim {name!r} is not declared{near}; record {chapter} anew, or delete its file"
+                )
             if name in places:
                 raise ValueError(
                     f"claim {name!r} is recorded twice: {places[name]} and {path}; record the chapter that measures it "
@@ -178,7 +202,7 @@ def _judged(claim: dict) -> dict:
 
 
 def _load(path: Path) -> dict:
-    again = "nothing is recorded by hand: make the record anew (python -m lib.book record)"
+    again = "nothing is recorded by hand: restore the file, or delete it and make the record anew (make record)"
     try:
         kept = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError) as error:  # no JSON, no UTF-8, or no right to read it

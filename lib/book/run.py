@@ -33,6 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lib import devices
 from lib.book.chapters import BUILD, BadInput, Page, differences, version
 from lib.claims import ORIGINALS
+from lib.notes import read as read_notes
 
 MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
 GPU_MEMORY = 0.95  # of a GPU's memory is shared; the rest is for what the driver takes for each process
@@ -265,7 +266,7 @@ def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> O
             os.replace(running, failed)
             error += f"\nthe notebook up to there: {failed}"
         if unfinished.exists():
-            error += "\nits finished runs are kept: the next build goes on from them"
+            error += "\nits finished runs are kept: the next build goes on from them, unless the code changes"
         return Outcome(page, "failed", seconds, reasons, error)
     notebook = nbformat.read(running, as_version=4)
     for name in ("input_path", "output_path"):  # where it was executed is nobody's business
@@ -296,11 +297,7 @@ def _unfinished(page: Page, key: dict, anew: bool) -> Path:
 
 def _facts(path: Path, seconds: float) -> dict:
     """What is kept about an execution, from what its kernel noted; a chapter that chose no device used the CPU."""
-    by_kind: dict[str, list] = {"device": [], "data": [], "resumed": []}
-    for line in path.read_text(encoding="utf8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):  # a line that a process of the kernel died over
-            fact = json.loads(line)
-            by_kind.setdefault(fact["kind"], []).append(fact)
+    by_kind = {"device": [], "data": [], "resumed": [], **read_notes(path)}
     chosen = sorted(by_kind["device"], key=lambda fact: fact["device"] == "cuda")  # a GPU, where one was used as well
     device = chosen[-1] if chosen else {"device": "cpu", "name": devices.name("cpu")}
     return {

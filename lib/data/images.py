@@ -229,10 +229,7 @@ def resolve(
         if download and wanted in DOWNLOADABLE and (wanted, place) not in _refused and _absent(wanted, place):
             try:
                 fetch(wanted, place)
-            except (
-                OSError,
-                ValueError,
-            ) as error:  # a folder that cannot be written to, a server that sends other files
+            except (OSError, ValueError) as error:  # a read-only folder, a server that sends other files
                 _refused.add((wanted, place))
                 print(f"the stand-in for {TITLES[wanted]} is used: {error}")
         candidates = (wanted, *STAND_INS.get(wanted, ()), "digits")

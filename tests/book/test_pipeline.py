@@ -401,6 +401,15 @@ def test_the_page_tells_how_to_run_it_and_offers_the_executed_notebook(built):
     assert source.read_text() == (built.root / "chapters" / "one.md").read_text()
 
 
+def test_a_note_that_a_process_died_over_is_left_out_of_what_is_kept(tmp_path):
+    path = tmp_path / "notes"
+    path.write_text('{"kind": "resumed", "runs": 2, "seconds": 3.5}\n{"kind": "resumed", "ru')
+    facts = run._facts(path, 1)
+    assert (facts["seconds"], facts["resumed"]) == (4.5, 2)
+    facts = run._facts(tmp_path / "absent", 1)
+    assert (facts["seconds"], facts["resumed"], facts["data"]) == (1, 0, {})
+
+
 def test_an_execution_is_noted_with_its_machine_its_data_and_its_time(book):
     report = """from lib import devices, notes
     devices.choose("cpu")
@@ -739,7 +748,8 @@ def test_a_chapter_that_failed_goes_on_from_its_finished_runs_those_of_other_par
     def execute(seed, status=0):
         return book.run("execute", "--chapter", "two", "--seed", seed, status=status)
 
-    assert "its finished runs are kept: the next build goes on from them" in execute("1", status=1)
+    said = "its finished runs are kept: the next build goes on from them, unless the code changes"
+    assert said in execute("1", status=1)
     book.edit("chapters/two.md", "rand(3", "rand(4")
     execute("1", status=1)
     assert (book.root / "log").read_text() == 2 * runs, "after an edit everything is made again"

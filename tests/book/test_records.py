@@ -250,6 +250,38 @@ def test_nothing_is_recorded_where_one_chapter_is_refused(book):
     assert [record["chapter"] for record, _ in book.record("part/one")] == ["part/one"]
 
 
+def test_a_cpu_does_not_replace_what_a_card_has_recorded(kept, capsys):
+    before = kept.file.read_text()
+    kept.execute(machine={**MACHINE, "device": "cpu", "name": "Processor 2"}, x=41)
+    assert kept.record() == []
+    assert "not recorded: part/one: its record was made on Card 1" in capsys.readouterr().out
+    assert kept.file.read_text() == before
+
+
+def test_a_cpu_replaces_an_outdated_or_damaged_record_of_a_card(kept):
+    processor = {**MACHINE, "device": "cpu", "name": "Processor 2"}
+    kept.edit("lib/helper.py", "42", "43")
+    kept.execute(machine=processor)
+    ((record, changed),) = kept.record()
+    assert changed and record["machine"] == processor
+    kept.execute()
+    kept.record()
+    kept.edit("recorded/part/one.json", "Card 1", "Card 2")
+    kept.execute(machine=processor)
+    ((record, changed),) = kept.record()
+    assert changed and record["machine"] == processor
+
+
+def test_chapters_of_another_profile_are_named_where_others_are_recorded(book, capsys):
+    book.write("chapters/part/one.md", chapter("One", MEASURE.partition("if profile")[0]))
+    more = 'ledger = claims.open("feature-collapse", profile=profile)\nledger.check("fc-two", measured={})'
+    book.write("chapters/part/two.md", chapter("Two", more))
+    book.execute("one")
+    book.execute("two", profile="laptop")
+    assert [record["chapter"] for record, _ in book.record()] == ["part/one"]
+    assert capsys.readouterr().out == "not recorded: part/two: profile 'laptop'\n"
+
+
 def test_a_place_that_cannot_be_written_to_is_named(book):
     book.execute()
     book.write("recorded", "a file where the folder should be")
@@ -324,7 +356,7 @@ def test_an_edited_record_is_refused_by_its_checksum(kept, old, new):
     message = str(caught.value)
     computed = records.checksum(json.loads(kept.file.read_text()))
     assert str(kept.file) in message and before in message and computed in message and computed != before
-    assert "nothing is recorded by hand: make the record anew" in message
+    assert "nothing is recorded by hand: restore the file, or delete it and make the record anew" in message
 
 
 def test_any_single_byte_that_is_lost_is_noticed(kept):
@@ -377,7 +409,9 @@ def test_a_claim_has_one_record_and_a_declaration(kept):
         records.read(kept.root)
     kept.file.with_name("two.json").unlink()
     kept.declare({**CLAIM, "id": "fc-oen"})
-    with pytest.raises(ValueError, match="one.json: claim 'fc-one' is not declared; did you mean 'fc-oen'"):
+    with pytest.raises(
+        ValueError, match="one.json: claim 'fc-one' is not declared; did you mean 'fc-oen'.*, or delete"
+    ):
         records.read(kept.root)
 
 
@@ -415,6 +449,7 @@ def test_the_overview_says_of_every_claim_what_is_known(book):
     assert "1 of the 2 claims have a current record, 1 of them of a run on a GPU." in page
     assert found["fc-one"] == "recorded 2026-11-22 on Card 1"
     assert found["fc-two"] == "not measured: it takes a cluster (2026-11-22 on Card 1)"
+    book.file.unlink()
     book.execute(machine={**MACHINE, "device": "cpu", "name": "Processor 2"})
     book.record()
     page, found = states(book)
@@ -469,7 +504,7 @@ def test_from_the_execution_to_the_ledger_by_the_command_line(tmp_path):
     assert "no chapter was executed with profile 'paper'" in command("record", status=2)
     assert "unknown chapter 'three'" in command("record", "--chapter", "three", status=2)
     command("build", "--profile", "paper", "--device", "cpu", "--jobs", "2")
-    assert re.search(r"part/one: recorded, 2 claims of \d{4}-\d\d-\d\d on \w", command("record"))
+    assert re.search(r"part/one: recorded, 2 claims \(1 not run\) of \d{4}-\d\d-\d\d on \w", command("record"))
     assert "part/one: unchanged" in command("record", "--chapter", "chapters/part/one.md")
     record = json.loads(book.file.read_text())
     assert record["machine"]["device"] == "cpu"
