@@ -138,7 +138,8 @@ def record(chapter: str = Chapter):
         where = f"{taken['finished'][:10]} on {taken['machine']['name']}"
         state = "recorded" if changed else "unchanged"
         idle = sum(not claim["measured"] for claim in taken["claims"])
-        number = f"{len(taken['claims'])} claims" + (f" ({idle} not run)" if idle else "")
+        count = len(taken["claims"])
+        number = f"{count} claim{'s' * (count > 1)}" + (f" ({idle} not run)" if idle else "")
         console.print(f"{taken['chapter']}: {state}, {number} of {where}")
     _validate_claims(partial=True)  # the new records beside those that were there
     return 0
