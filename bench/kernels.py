@@ -10,7 +10,6 @@ import functools
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from rich.table import Table
 from bench.ensemble import DEEP, _loop
 from bench.solver import LAM, N_SPL, N_W, D, K, L, _plain_sgd
 from lib import mlp_ensemble
+from lib.cost import seconds
 from lib.data.sentences import sentence_task
 from lib.devices import name as name_of
 from lib.ensemble import gradient_descent, random_start, select
@@ -88,21 +88,11 @@ def _rates(kernel: Kernel, device: str) -> tuple[list[float], list[float]]:
     """Steps per second of both sides in each round."""
     ours, plain = [], []
     for number in range(ROUNDS + 1):
-        pair = kernel.our_steps / _seconds(kernel.ours, device), kernel.plain_steps / _seconds(kernel.plain, device)
+        pair = kernel.our_steps / seconds(kernel.ours, device), kernel.plain_steps / seconds(kernel.plain, device)
         if number:  # the first round warms up
             ours.append(pair[0])
             plain.append(pair[1])
     return ours, plain
-
-
-def _seconds(job: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    job()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def _sentences(device: str) -> list[Kernel]:

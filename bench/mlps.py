@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-import time
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from lib.cost import seconds
 from lib.losses import label_relaxation, label_smoothing, one_hot_error
 from lib.mlp_ensemble import rounding_to_tf32, start
 from lib.mlp_ensemble import train as train_together
@@ -84,7 +84,7 @@ def _compare(runs, width, batch, samples, inputs, device) -> tuple[list[float], 
     together, alone = [], []
     with rounding_to_tf32():
         for number in range(ROUNDS + 1):
-            pair = runs * steps / _seconds(ours, device), len(models) * steps / _seconds(theirs, device)
+            pair = runs * steps / seconds(ours, device), len(models) * steps / seconds(theirs, device)
             if number:  # the first round warms up
                 together.append(pair[0])
                 alone.append(pair[1])
@@ -108,7 +108,7 @@ def _products(runs, width, batch, inputs, device) -> float:
         gradient.baddbmm_(G.mT, H, beta=0.9)
 
     with rounding_to_tf32():
-        return 6.0 * runs * batch * width * width / min(_seconds(products, device) for _ in range(30))
+        return 6.0 * runs * batch * width * width / min(seconds(products, device) for _ in range(30))
 
 
 def _matrix_rate(device) -> float:
@@ -116,17 +116,7 @@ def _matrix_rate(device) -> float:
     A, B = (torch.randn(size, size, device=device) for _ in range(2))
     C = torch.empty_like(A)
     with rounding_to_tf32():
-        return 2.0 * size**3 / min(_seconds(lambda: torch.mm(A, B, out=C), device) for _ in range(30))
-
-
-def _seconds(job, device) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    job()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
+        return 2.0 * size**3 / min(seconds(lambda: torch.mm(A, B, out=C), device) for _ in range(30))
 
 
 def _flops(rate: float) -> str:
