@@ -10,9 +10,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lib.cost import seconds
+from lib.cost import rates, seconds
+from lib.graphs import rounding_to_tf32
 from lib.losses import label_relaxation, label_smoothing, one_hot_error
-from lib.mlp_ensemble import rounding_to_tf32, start
+from lib.mlp_ensemble import start
 from lib.mlp_ensemble import train as train_together
 from lib.models.networks import mlp
 from lib.train import train
@@ -40,7 +41,7 @@ best of several."""
 
 def run(console: Console) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rate = _matrix_rate(device)
+    rate = rates(device).matrix["tf32" if device == "cuda" else "float32"]
     table = Table(title=f"SGD on multilayer perceptrons, {device}; matrix rate {_flops(rate)}")
     columns = ["runs", "width", "batch", "together", "loop", "ratio", "together", "loop", "of matrix rate", "products"]
     for column in columns:
@@ -109,14 +110,6 @@ def _products(runs, width, batch, inputs, device) -> float:
 
     with rounding_to_tf32():
         return 6.0 * runs * batch * width * width / min(seconds(products, device) for _ in range(30))
-
-
-def _matrix_rate(device) -> float:
-    size = 8192 if device == "cuda" else 1024
-    A, B = (torch.randn(size, size, device=device) for _ in range(2))
-    C = torch.empty_like(A)
-    with rounding_to_tf32():
-        return 2.0 * size**3 / min(seconds(lambda: torch.mm(A, B, out=C), device) for _ in range(30))
 
 
 def _flops(rate: float) -> str:

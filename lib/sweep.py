@@ -143,6 +143,32 @@ def run(
     return [records[key]["result"] for key in keys]
 
 
+def asked_for() -> bool:
+    """Whether the environment asks for sweeps of the papers' size: COLLAPSE_SWEEP is `run`.
+
+    >>> asked_for()
+    False
+    """
+    return os.environ.get("COLLAPSE_SWEEP") == "run"
+
+
+def results(
+    function: Callable,
+    configurations: Sequence[Mapping],
+    folder: str | Path,
+    asked: bool,
+    jobs: int | None = None,
+    version: str = "",
+) -> list:
+    """:func:`run` where it is `asked`, otherwise :func:`kept`: what the folder holds, and None for what it does not.
+
+    Arguments and errors are those of the two.
+    """
+    if asked:
+        return run(function, configurations, folder, jobs=jobs, version=version)
+    return kept(function, configurations, folder, version)
+
+
 def kept(function: Callable, configurations: Sequence[Mapping], folder: str | Path, version: str = "") -> list:
     """What :func:`run` would not have to compute: the result of each run, and None for one that `folder` does not hold.
 

@@ -4,11 +4,10 @@
 that lie on the wrong device, random numbers drawn on the card, and waits for it, but not a GPU's arithmetic.
 """
 
-import sys
-from pathlib import Path
-
+import paper_card
 import pytest
 import torch
+from paper_card import CUDA
 
 from lib import ensemble, mlp_ensemble, network_ensemble, optimize
 from lib.data import images, label_noise
@@ -18,10 +17,6 @@ from lib.losses import squared_error
 from lib.models.networks import resnet18, resnet20
 from lib.models.unconstrained import labels
 from lib.train import train
-
-sys.path.insert(0, str(Path(__file__).parent))
-import paper_card
-from paper_card import CUDA
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -1,20 +1,16 @@
 """Batched gradient descent against autograd, and its reduced runs against those that carry every sample."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper_card import recording
 
 from lib import ensemble
 from lib.ensemble import Runs, gradient_descent, pad, random_start, select, together
 from lib.models.unconstrained import activations, labels, objective
-
-sys.path.insert(0, str(Path(__file__).parent))
-from paper_card import recording
 
 K, N_SPL, D = 3, 12, 5
 ORDERED = labels(K, N_SPL)

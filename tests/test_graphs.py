@@ -1,17 +1,12 @@
 """Recorded steps: exactly as many as were asked for, whatever a graph holds, and none of them made by the recording."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper_card import installed
 
 from lib import graphs
-
-sys.path.insert(0, str(Path(__file__).parent))
-from paper_card import installed
 
 many = settings(max_examples=60, deadline=None)
 unrolls = st.integers(1, 30)

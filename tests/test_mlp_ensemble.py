@@ -1,9 +1,8 @@
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from paper_card import Waits
 
 from lib import train as book
 from lib.losses import label_relaxation, label_smoothing, one_hot_error
@@ -20,9 +19,6 @@ from lib.mlp_ensemble import (
     unstack,
 )
 from lib.models.networks import mlp
-
-sys.path.insert(0, str(Path(__file__).parent))
-from paper_card import Waits
 
 INPUTS, M, K, WIDTH, DEPTH, N = 12, 5, 4, 7, 4, 53
 LOSSES = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.7)]  # at 0.7 some samples cost nothing

@@ -1,15 +1,10 @@
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from paper_card import Waits
 from torch.nn import functional as F
 
 from lib.models.networks import resnet18, resnet20
 from lib.network_ensemble import Ensemble, train
-
-sys.path.insert(0, str(Path(__file__).parent))
-from paper_card import Waits
 
 K, N = 4, 24
 

@@ -1,23 +1,19 @@
 """The optimisers against what they are to find, and their steps against plain ones."""
 
-import sys
 from math import sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper_card import Waits, recording
 from scipy import stats
 
 from lib import optimize
 from lib.data.sentences import sentence_task
 from lib.models.sentences import empirical_risk
 from lib.theory.feature_collapse import optimality_gap
-
-sys.path.insert(0, str(Path(__file__).parent))
-from paper_card import Waits, recording
 
 quick = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 10**6)

@@ -151,6 +151,18 @@ def test_what_is_kept_can_be_asked_for_without_computing(tmp_path):
     assert not (tmp_path / "nothing").exists() and len(sweep.load(tmp_path)) == 2
 
 
+def test_a_sweep_is_made_where_it_is_asked_for_and_else_shows_what_there_is(tmp_path, monkeypatch):
+    log, configurations = tmp_path / "log", grid(3, tmp_path / "log")
+    assert sweep.results(tasks.compute, configurations, tmp_path, asked=False) == [None] * 3
+    made = sweep.results(tasks.compute, configurations[:2], tmp_path, asked=True, jobs=1, version="v1")
+    assert len(times_done(log)) == 2 and None not in made
+    assert sweep.results(tasks.compute, configurations, tmp_path, asked=False, version="v1") == [*made, None]
+    assert sweep.results(tasks.compute, configurations, tmp_path, asked=False) == [None] * 3
+    for value, asked in (("run", True), ("", False), ("1", False)):
+        monkeypatch.setenv("COLLAPSE_SWEEP", value)
+        assert sweep.asked_for() is asked
+
+
 def test_every_run_has_one_thread_and_the_caller_keeps_its_own(tmp_path):
     import torch
 

@@ -1,10 +1,9 @@
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from paper_card import Waits
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,9 +12,6 @@ from lib import train as module
 from lib.losses import squared_error
 from lib.models.networks import resnet18
 from lib.train import evaluate, penalty, train
-
-sys.path.insert(0, str(Path(__file__).parent))
-from paper_card import Waits
 
 
 def blobs(N=60, K=3, d=4, dtype=torch.float32):

@@ -189,7 +189,7 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
     """
     files = _modules(root)
     found: dict[str, Path] = {}
-    queue = [name for cell in cells for name in _imports(_parse(cell.source), "", files)]
+    queue = [name for cell in cells for name in _imports(_code(cell.source), "", files)]
     while queue:
         name = queue.pop()
         parts = name.split(".")
@@ -198,7 +198,7 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
                 continue
             path = found[candidate] = files[candidate]
             package = candidate if path.name == "__init__.py" else candidate.rpartition(".")[0]
-            queue.extend(_imports(_module(path.read_text(encoding="utf8")), package, files))
+            queue.extend(_imports(path.read_text(encoding="utf8"), package, files))
     return dict(sorted(found.items()))
 
 
@@ -261,9 +261,14 @@ def _excluded(name: str) -> bool:
     return any(name == other or name.startswith(f"{other}.") for other in NOT_INPUTS)
 
 
+def _code(source: str) -> str:
+    """A cell without the lines of IPython (`%magic`, `!command`)."""
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
+
+
 def _parse(source: str) -> ast.Module:
-    """The syntax tree of a cell, without the lines of IPython (`%magic`, `!command`)."""
-    return _module("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()))
+    """The syntax tree of a cell."""
+    return _module(_code(source))
 
 
 def _module(source: str) -> ast.Module:
@@ -274,18 +279,27 @@ def _module(source: str) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])  # the execution of the chapter will say where
 
 
-def _imports(tree: ast.Module, package: str, files: dict[str, Path]):
-    for node in ast.walk(tree):
+def _imports(source: str, package: str, files: dict[str, Path]):
+    """The modules of lib that a source names in its imports; `files` are those that there are."""
+    for level, base, names in _import_statements(source):
+        if level:
+            parts = package.split(".")
+            base = ".".join([*parts[: len(parts) - level + 1], *([base] if base else [])])
+        if base.split(".")[0] == "lib":
+            yield base
+            yield from (f"{base}.{name}" for name in names if f"{base}.{name}" in files)
+
+
+@functools.cache
+def _import_statements(source: str) -> list[tuple[int, str, list[str]]]:
+    """How many levels up, from where, and what; several pages ask for the same modules."""
+    found: list[tuple[int, str, list[str]]] = []
+    for node in ast.walk(_module(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "lib")
+            found += [(0, alias.name, []) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parts = package.split(".")
-                base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
-            if base.split(".")[0] == "lib":
-                yield base
-                yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in files)
+            found.append((node.level, node.module or "", [alias.name for alias in node.names]))
+    return found
 
 
 @functools.cache

@@ -30,8 +30,8 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
 
     Nothing is written unless all of them can be recorded. Chapters without claims are passed over, those of another
     profile, and runs on a CPU where a run on a GPU is on record and not outdated, with a line through `announce`.
-    Raises BadInput where no chapter was executed in that profile, where one is
-    stale or its execution says too little, and where the folder cannot be written to.
+    Raises BadInput where no chapter was executed in that profile, where one is stale or its execution says too little,
+    and where the folder cannot be written to.
     """
     measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
     found: dict[str, list[Page]] = {}

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
 import paper_card  # noqa: E402
 
 from lib import cost, devices  # noqa: E402

@@ -15,19 +15,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from made_up import HEADER
 
 from lib import devices
 from lib.book import chapters, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
-HEADER = """---
-jupytext:
-  formats: ipynb,md:myst
-  text_representation: {extension: .md, format_name: myst}
-kernelspec: {display_name: Python 3, language: python, name: python3}
----
-"""
 PARAMETERS = '```{code-cell} ipython3\n:tags: [parameters]\nprofile = "laptop"\nseed = 0\n```\n'
 CLAIMS = """claims:
 - {id: fc-one, paper: feature-collapse, where: here, kind: number, statement: one, expect: {x: {value: 42, abs: 1}}}

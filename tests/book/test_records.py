@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from made_up import HEADER
 
 from lib import claims
 from lib.book import chapters, records, run, site
@@ -18,13 +19,6 @@ from lib.book.chapters import BadInput, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 
-HEADER = """---
-jupytext:
-  formats: ipynb,md:myst
-  text_representation: {extension: .md, format_name: myst}
-kernelspec: {display_name: Python 3, language: python, name: python3}
----
-"""
 PARAMETERS = "profile = 'laptop'\nseed = 0\ndevice = 'auto'"
 MEASURE = """from lib import claims
 from lib.helper import answer
