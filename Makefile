@@ -42,7 +42,7 @@ record: $(VENV)/.ready
 	@$(book) record --chapter "$(CHAPTER)"
 
 data: $(VENV)/.ready
-	@$(python) -m lib.data.images fetch $(DATA)
+	@$(python) -m lib.data.image_sets fetch $(DATA)
 
 test: $(VENV)/.ready
 	@$(python) -m pytest -q -n 2 --dist loadfile $(TESTS)

@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lib.ensemble import Runs, gradient_descent, random_start, select, together
 from lib.models.unconstrained import labels, one_hot, scores
+from lib.training.unconstrained import Runs, gradient_descent, random_start, select, together
 
 #          K, n, decays of W_1 ... W_L, of H, bias, ReLU, scales of W_L ... W_1, H, runs in the book
 FIGURES = {

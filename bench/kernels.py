@@ -19,16 +19,17 @@ from rich.table import Table
 
 from bench.ensemble import DEEP, _loop
 from bench.solver import LAM, N_SPL, N_W, D, K, L, _plain_sgd
-from lib import mlp_ensemble
 from lib.cost import seconds
 from lib.data.sentences import sentence_task
-from lib.devices import name as name_of
-from lib.ensemble import gradient_descent, random_start, select
-from lib.losses import label_smoothing, squared_error
+from lib.models.losses import label_smoothing, squared_error
 from lib.models.networks import mlp, resnet18
+from lib.models.sentences import initial_weights
 from lib.models.unconstrained import labels
-from lib.optimize import initial_weights, sentence_sgd
-from lib.train import train
+from lib.runs.devices import name as name_of
+from lib.training import perceptrons
+from lib.training.sentences import sentence_sgd
+from lib.training.sgd import train
+from lib.training.unconstrained import gradient_descent, random_start, select
 
 ROUNDS = 5
 #            on a GPU, on a processor
@@ -135,13 +136,13 @@ def _perceptrons(device: str) -> list[Kernel]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, inputs, generator=generator).to(device)
     y = torch.randint(CLASSES, (runs, samples), generator=generator).to(device)
-    weights = mlp_ensemble.start(range(runs), inputs, width, CLASSES, width, DEPTH, device=device)
+    weights = perceptrons.start(range(runs), inputs, width, CLASSES, width, DEPTH, device=device)
     model = mlp(inputs, width, CLASSES, width, DEPTH, seed=0).to(device)
     steps = math.ceil(samples / batch)
     names = ([("ce", 0.0), ("ls", 0.1)] * runs)[:runs]
 
     def ours():
-        mlp_ensemble.train(weights, x, y, names, 2, 0.02, weight_decay=1e-3, batch_size=batch)
+        perceptrons.train(weights, x, y, names, 2, 0.02, weight_decay=1e-3, batch_size=batch)
 
     def plain():
         optimiser = torch.optim.SGD(model.parameters(), 0.02, 0.9, weight_decay=1e-3, nesterov=True)

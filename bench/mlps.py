@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from lib.cost import rates, seconds
-from lib.graphs import rounding_to_tf32
-from lib.losses import label_relaxation, label_smoothing, one_hot_error
-from lib.mlp_ensemble import start
-from lib.mlp_ensemble import train as train_together
+from lib.models.losses import label_relaxation, label_smoothing, one_hot_error
 from lib.models.networks import mlp
-from lib.train import train
+from lib.training.cuda_graphs import rounding_to_tf32
+from lib.training.perceptrons import start
+from lib.training.perceptrons import train as train_together
+from lib.training.sgd import train
 
 DEPTH, CLASSES, EPOCHS = 9, 10, 2
 #    runs, width, batch, samples, inputs

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
 
-from lib import network_ensemble
-from lib.losses import squared_error
+from lib.models.losses import squared_error
 from lib.models.networks import resnet18, resnet20
-from lib.train import train
+from lib.training import resnets
+from lib.training.sgd import train
 
 #           samples, channels, side, width, batch
 SETTINGS = {
@@ -63,10 +63,10 @@ def _ensembles(console: Console) -> None:
 
 
 def _side_by_side(models, x, y, batch_size) -> float:
-    ensemble = network_ensemble.Ensemble(models, x.device)
+    ensemble = resnets.Ensemble(models, x.device)
     _wait(x)
     began = time.perf_counter()
-    network_ensemble.train(ensemble, x, y, STEPS, 1e-3, 5e-3, 1e-3, batch_size=batch_size)
+    resnets.train(ensemble, x, y, STEPS, 1e-3, 5e-3, 1e-3, batch_size=batch_size)
     _wait(x)
     return time.perf_counter() - began
 

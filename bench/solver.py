@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lib.data.sentences import sentence_task
-from lib.models.sentences import SentenceSet, empirical_risk, full_batch_risk
-from lib.optimize import fit_sentences, initial_weights, sentence_sgd
+from lib.models.sentences import SentenceSet, empirical_risk, full_batch_risk, initial_weights
+from lib.search.sentences import fit_sentences
+from lib.training.sentences import sentence_sgd
 
 N_C, N_W, L, K, D, LAM, N_SPL = 3, 1200, 15, 1000, 100, 1e-3, 5
 #                word law, LayerNorm, tolerance, steps of SGD in the authors' published notebooks

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib import devices
-from lib.graphs import rounding_to_tf32
+from lib.runs import devices
+from lib.training.cuda_graphs import rounding_to_tf32
 
 _WORD = 8  # bytes of an index or a label
 
@@ -102,7 +102,7 @@ def floor(work: Work, rates: Rates, dtype: str) -> Floor:
 
 
 def sentence_step(n_w: int, L: int, K: int, d: int, batch: int, itemsize: int = 4) -> Work:
-    r"""A step of :func:`lib.optimize.sentence_sgd`: three products of the size of the linear layer.
+    r"""A step of :func:`lib.training.sentences.sentence_sgd`: three products of the size of the linear layer.
 
     .. math:: \text{operations} = 6\,B L K d, \qquad
               \text{bytes} = 2 s (n_w d + K L d) + 2 s B (L d + K) + 8 B (L + 1)
@@ -143,7 +143,7 @@ def risk_gradient(n_w: int, L: int, K: int, d: int, sentences: int, itemsize: in
 
 
 def descent_step(runs: int, widths: Sequence[int], K: int, columns: int, itemsize: int = 8, bias: bool = False) -> Work:
-    r"""A step of :func:`lib.ensemble.gradient_descent` on R = `runs` unconstrained features models.
+    r"""A step of :func:`lib.training.unconstrained.gradient_descent` on R = `runs` unconstrained features models.
 
     .. math:: \text{operations} = 6 R C \sum_{l=1}^{L} d_l d_{l+1}, \qquad
               \text{bytes} = 2 s R \Big(\sum_l d_l d_{l+1} + d_1 C\Big) + 2 s R C \sum_{l=2}^{L+1} d_l + s K C
@@ -168,7 +168,7 @@ def descent_step(runs: int, widths: Sequence[int], K: int, columns: int, itemsiz
 def mlp_step(
     runs: int, inputs: int, M: int, K: int, width: int, depth: int, batch: int, itemsize: int = 4, bias: bool = True
 ) -> Work:
-    r"""A step of :func:`lib.mlp_ensemble.train` on R = `runs` networks of :func:`lib.models.networks.mlp`.
+    r"""A step of :func:`lib.training.perceptrons.train` on R = `runs` networks of :func:`lib.models.networks.mlp`.
 
     .. math:: \text{operations} = R B \Big(6 \sum_{l=0}^{L} d_l d_{l+1} - 2 d_0 d_1\Big), \qquad
               \text{bytes} = 4 s R P + 2 s R B \Big(2 \sum_{l=1}^{L} d_l + K\Big) + R B (s d_0 + 8)

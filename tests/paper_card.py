@@ -1,6 +1,6 @@
 """A card of paper, for tests where there is no GPU: what code for one gets wrong shows on it, but not how fast it is.
 
-Graphs: within `installed()`, :mod:`lib.graphs` finds the card in place of `torch.cuda`. While it records, PyTorch's
+Graphs: within `installed()`, :mod:`lib.training.cuda_graphs` finds the card in place of `torch.cuda`. While it records, PyTorch's
 operations are noted down, and what they write into older tensors is taken back; a replay carries them out, into the
 same memory as before. Whatever a step does besides, in Python or in numpy, is not repeated, as on a card; reading a
 number back, and whatever else a card would have to be waited for, is an error in a recording.
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lib import graphs
+from lib.training import cuda_graphs
 
 aten = torch.ops.aten
 #: Operations that read numbers back from a card, or copy them to it from memory that is not pinned.
@@ -107,7 +107,7 @@ class PaperCard:
 
     @contextlib.contextmanager
     def record(self, graph, stream, capture_error_mode):
-        assert capture_error_mode == "thread_local" and graphs._RECORDING.locked() and not self.recording
+        assert capture_error_mode == "thread_local" and cuda_graphs._RECORDING.locked() and not self.recording
         self.recording, self.recordings = True, self.recordings + 1
         try:
             with _Recorder(graph.operations) as recorder:
@@ -130,7 +130,7 @@ class _Stream:
 
 @contextlib.contextmanager
 def installed():
-    """The card in place of `torch.cuda`, as far as :mod:`lib.graphs` uses it."""
+    """The card in place of `torch.cuda`, as far as :mod:`lib.training.cuda_graphs` uses it."""
     card, current = PaperCard(), _Stream()
 
     @contextlib.contextmanager
@@ -149,7 +149,7 @@ def installed():
         replaced = {"CUDAGraph": card.graph(), "Stream": _Stream, "graph": record, "stream": stream}
         for name, value in (replaced | {"current_stream": lambda device: current}).items():
             patch.setattr(torch.cuda, name, value)
-        patch.setattr(graphs, "_OWN", threading.local())
+        patch.setattr(cuda_graphs, "_OWN", threading.local())
         yield card
 
 
@@ -157,7 +157,7 @@ def installed():
 def recording(module):
     """Within it, what `module` records is recorded although it lies on a processor; yields the card."""
     with installed() as card, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "recorded", lambda step, device, *args, **kw: graphs.recorded(step, "cuda", *args, **kw))
+        patch.setattr(module, "recorded", lambda step, device, *args, **kw: cuda_graphs.recorded(step, "cuda", *args, **kw))
         yield card
 
 

@@ -58,7 +58,7 @@ def objective(trial):
 if __name__ == "__main__":  # sweep_tasks.py run|search <arguments of the call as JSON>
     import sweep_tasks  # whose functions are called `sweep_tasks.*` and not `__main__.*`, here as in the test
 
-    from lib import sweep
+    from lib.runs import sweep
 
     function = {"run": sweep_tasks.compute, "search": sweep_tasks.objective}[sys.argv[1]]
     getattr(sweep, sys.argv[1])(function, **json.loads(sys.argv[2]))

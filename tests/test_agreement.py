@@ -9,14 +9,16 @@ import pytest
 import torch
 from paper_card import CUDA
 
-from lib import ensemble, mlp_ensemble, network_ensemble, optimize
-from lib.data import images, label_noise
+from lib.data import image_sets, label_noise
 from lib.data.sentences import sentence_task
-from lib.ensemble import Runs, gradient_descent, random_start
-from lib.losses import squared_error
+from lib.models import sentences as models_sentences
+from lib.models.losses import squared_error
 from lib.models.networks import resnet18, resnet20
 from lib.models.unconstrained import labels
-from lib.train import train
+from lib.training import perceptrons, resnets, unconstrained
+from lib.training import sentences as descent_sentences
+from lib.training.sgd import train
+from lib.training.unconstrained import Runs, gradient_descent, random_start
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -49,7 +51,7 @@ def test_label_noise_is_the_same(card, noise):
 
 
 def test_images_and_labels_are_the_same(card):
-    here, there = on_both(lambda device: images.load("digits", per_class=5, test_per_class=3, seed=7).to(device))
+    here, there = on_both(lambda device: image_sets.load("digits", per_class=5, test_per_class=3, seed=7).to(device))
     for name in ("x", "y", "x_test", "y_test"):
         theirs = getattr(there, name)
         assert theirs.device == CUDA and torch.equal(getattr(here, name), theirs.cpu())
@@ -99,10 +101,10 @@ def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30, **
     x, y = sentence_task(2, 6, 3, K=5, frequencies="zipf", seed=1).sample(12, seed=2)
 
     def run(device):
-        W, U = (part.to(device, dtype) for part in optimize.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
+        W, U = (part.to(device, dtype) for part in models_sentences.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
         order, seen = torch.Generator().manual_seed(5), []
         arguments = (W, U, x.to(device), y.to(device), 1e-2, 0.2, batch_size, steps, order, normalize)
-        optimize.sentence_sgd(
+        descent_sentences.sentence_sgd(
             *arguments, callback=lambda step: seen.append((step, W.cpu().clone())), every=every, **options
         )
         assert [step for step, _ in seen] == list(range(every, steps + 1, every))
@@ -161,9 +163,8 @@ def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(card, p
     means = start.H.unflatten(-1, (3, 4)).mean(-1).repeat_interleave(4, -1)
     start = start._replace(H=means + (start.H - means) * 0.1 ** torch.arange(2.0, 5.0, 0.5)[:, None, None])
     rate = torch.tensor([0.1, 0.2, 0.05, 0.1, 0.3, 0.15], dtype=torch.float64) if per_run else 0.2
-    groups, part = {}, ensemble._collect
-    monkeypatch.setattr(
-        ensemble, "_collect", lambda found, whole: groups[whole.H.device.type].append(len(found)) or part(found, whole)
+    groups, part = {}, unconstrained._collect
+    monkeypatch.setattr(unconstrained, "_collect", lambda found, whole: groups[whole.H.device.type].append(len(found)) or part(found, whole)
     )
 
     def run(device):
@@ -182,9 +183,9 @@ def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(card, p
 
 def test_groups_that_are_joined_keep_the_order_of_the_runs():
     start, y, rate = random_start(3, 1, 5, 3, range(6), 0.5), labels(3, 1), torch.arange(1.0, 7, dtype=torch.float64)
-    pace = ensemble._Pace(rate, [0.01] * 3, 0.02, 0.0, 3).of_runs(start.H)
-    group, mask = ensemble._Group.of(torch.arange(6), start, ensemble._means, y, pace, True), torch.arange(6) % 2 == 1
-    (joined,) = ensemble._joined([*group.part(mask), *group.part(~mask)])
+    pace = unconstrained._Pace(rate, [0.01] * 3, 0.02, 0.0, 3).of_runs(start.H)
+    group, mask = unconstrained._Group.of(torch.arange(6), start, unconstrained._means, y, pace, True), torch.arange(6) % 2 == 1
+    (joined,) = unconstrained._joined([*group.part(mask), *group.part(~mask)])
     assert joined.index.tolist() == list(range(6)) and torch.equal(joined.pace.rate.flatten(), rate)
     torch.testing.assert_close(joined.runs(), group.runs())
 
@@ -206,11 +207,11 @@ def perceptrons(batch_size=16, tf32=True):
     losses = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.7)]
 
     def run(device):
-        models = mlp_ensemble.start(range(5), 12, 5, 4, 7, depth=3, dtype=torch.float64)
-        history = mlp_ensemble.train(
+        models = perceptrons.start(range(5), 12, 5, 4, 7, depth=3, dtype=torch.float64)
+        history = perceptrons.train(
             models, x.to(device), y.to(device), losses, 2, 0.1, (1,), batch_size=batch_size, at_once=3, tf32=tf32
         )
-        features = mlp_ensemble.features(models, x.to(device), at_once=2)
+        features = perceptrons.features(models, x.to(device), at_once=2)
         return [*history, *models.matrices, *models.means, *models.variances, features.cpu()]
 
     return run
@@ -247,9 +248,9 @@ def test_resnets_side_by_side_agree(card, float32_as_it_is, mixed_precision, rto
 
     def run(device):
         models = [resnet20(4, 3, 1 / 8, head_layers=3, head_width=6, seed=seed) for seed in range(3)]
-        ensemble, there = network_ensemble.Ensemble(models, device), (x.to(device), y.to(device))
-        network_ensemble.train(ensemble, *there, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
-        scores = ensemble.look(there[0]).layers[-1].cpu()
+        ensemble, there = resnets.Ensemble(models, device), (x.to(device), y.to(device))
+        resnets.train(ensemble, *there, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
+        scores = unconstrained.look(there[0]).layers[-1].cpu()
         return (scores - torch.nn.functional.one_hot(y, 4)).square().sum((1, 2))
 
     torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from lib import cost, mlp_ensemble, network_ensemble
+from lib import cost
 from lib.book.chapters import Page
-from lib.data import images
-from lib.ensemble import gradient_descent, random_start
+from lib.data import image_sets
 from lib.models import networks
-from lib.models.sentences import SentenceSet
+from lib.models.sentences import SentenceSet, initial_weights
 from lib.models.unconstrained import activations, labels
-from lib.optimize import initial_weights, sentence_sgd
-from lib.train import train
+from lib.training import perceptrons, resnets
+from lib.training.sentences import sentence_sgd
+from lib.training.sgd import train
+from lib.training.unconstrained import gradient_descent, random_start
 
 few = settings(max_examples=8, deadline=None)
 
@@ -163,10 +164,10 @@ def saved_by_autograd(model, x, y) -> list:
 def test_a_step_of_the_mlp_ensemble_has_the_products_that_the_formula_counts(
     runs, inputs, M, K, width, depth, batch, bias
 ):
-    models = mlp_ensemble.start(range(runs), inputs, M, K, width, depth, bias=bias)
+    models = perceptrons.start(range(runs), inputs, M, K, width, depth, bias=bias)
     x, y = torch.randn(3 * batch, inputs), torch.arange(3 * batch) % K
     losses = [("ce", 0)] * runs
-    found = counted(mlp_ensemble.train, models, x, y, losses, epochs=2, batch_size=batch, learning_rate=0.01)
+    found = counted(perceptrons.train, models, x, y, losses, epochs=2, batch_size=batch, learning_rate=0.01)
     assert found == 6 * cost.mlp_step(runs, inputs, M, K, width, depth, batch).operations
 
 
@@ -217,7 +218,7 @@ def test_networks_side_by_side_have_the_products_of_each():
     model, steps = networks.resnet20(K=3, width=1 / 8, head_layers=2, head_width=5), 3
     x, y = torch.randn(8, 3, 8, 8), torch.arange(8) % 3
     found = counted(
-        network_ensemble.train, network_ensemble.Ensemble([model]), x, y, steps, 0.01, 1e-3, batch_size=4
+        resnets.train, resnets.Ensemble([model]), x, y, steps, 0.01, 1e-3, batch_size=4
     )  # fmt: skip
     assert found == steps * cost.network_step(model, (4, 3, 8, 8)).operations
 
@@ -335,9 +336,9 @@ def test_the_page_on_cost_counts_the_panels_and_points_of_the_chapters():
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_the_page_on_cost_has_the_numbers_of_images(name):
-    if images.resolve("auto", name) != name:
-        pytest.skip(f"{images.TITLES[name]} is not in the data folder")
-    data = images.load(name)
+    if image_sets.resolve("auto", name) != name:
+        pytest.skip(f"{image_sets.TITLES[name]} is not in the data folder")
+    data = image_sets.load(name)
     so_far = data.y.bincount().cumsum(0).tolist()
     assert HERE["COUNTS"][name] == {N: so_far[N - 1] for N in HERE["COUNTS"][name]}
     assert HERE["SIDES"][name] == (data.x.shape[1], data.x.shape[-1])

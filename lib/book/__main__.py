@@ -169,7 +169,7 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     """Damaged declarations, claims that are undeclared, misspelt or checked twice, and errata without their section
     end the command here. A build of some chapters does not ask for the errata of all, and what makes a damaged
     record anew does not ask for the records that are there."""
-    from lib import claims as ledger
+    from lib.ledger import claims as ledger
 
     try:
         ledger.validate()

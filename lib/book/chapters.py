@@ -23,8 +23,8 @@ PROFILES = ("smoke", "laptop", "paper")
 DEVICES = ("auto", "cpu", "cuda")
 
 # Neither the pipeline nor the ledger nor the notes for the record change what a chapter computes: claim tables are
-# rendered again at each publishing, so an edit of lib/claims.py must not cost an execution. Every other module counts.
-NOT_INPUTS = ("lib.book", "lib.claims", "lib.notes")
+# rendered again at each publishing, so an edit of lib/ledger/claims.py must not cost an execution. Every other module counts.
+NOT_INPUTS = ("lib.book", "lib.ledger.claims", "lib.ledger.notes")
 
 
 class BadInput(ValueError):

@@ -13,9 +13,9 @@ import os
 import re
 from pathlib import Path
 
-from lib import claims
 from lib.book.chapters import ROOT, BadInput, Page, chapters, differences
 from lib.book.run import executed_key, executed_notebook
+from lib.ledger import claims
 
 FORMAT = 1
 FIELDS = ("format", "chapter", "profile", "finished", "seconds", "machine", "data", "parameters", "hashes", "claims")

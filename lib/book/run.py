@@ -1,8 +1,8 @@
 """Executing chapters: papermill on each stale one, finished notebooks kept one by one, and finished runs inside one.
 
-A kernel finds in its environment what it reports to and keeps things in: COLLAPSE_NOTES, a file for `lib.notes`, and
-COLLAPSE_UNFINISHED, a folder for `lib.batches` that belongs to one key of the chapter. Where chapters run side by side,
-COLLAPSE_GPU_SHARE is the part of the GPU's memory that `lib.devices` leaves to each.
+A kernel finds in its environment what it reports to and keeps things in: COLLAPSE_NOTES, a file for `lib.ledger.notes`, and
+COLLAPSE_UNFINISHED, a folder for `lib.runs.kept` that belongs to one key of the chapter. Where chapters run side by side,
+COLLAPSE_GPU_SHARE is the part of the GPU's memory that `lib.runs.devices` leaves to each.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lib import devices
 from lib.book.chapters import BUILD, BadInput, Page, differences, version
-from lib.claims import ORIGINALS
-from lib.notes import read as read_notes
+from lib.ledger.claims import ORIGINALS
+from lib.ledger.notes import read as read_notes
+from lib.runs import devices
 
 MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
 GPU_MEMORY = 0.95  # of a GPU's memory is shared; the rest is for what the driver takes for each process
@@ -182,7 +182,7 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
         return False
     names = [name for name in ORIGINALS if name in wanted]
     with console.status(f"looking for {', '.join(names)}"):
-        command = [sys.executable, "-m", "lib.data.images", "fetch", *names]
+        command = [sys.executable, "-m", "lib.data.image_sets", "fetch", *names]
         process = subprocess.run(command, cwd=pages[0].root, capture_output=True, text=True)
     for line in process.stderr.splitlines():
         if line.startswith("error: "):

@@ -61,7 +61,7 @@ def with_results(page: Page):
 
 def render_claims(notebook, page: Page) -> list[dict]:
     """Judge the claims of a notebook against the declarations of now, in place; returns their records."""
-    from lib import claims
+    from lib.ledger import claims
 
     records = []
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
@@ -90,7 +90,7 @@ def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
 
     records: of the executed chapters. kept: what `lib.book.records.read` found, the row's `recorded`.
     """
-    from lib import claims
+    from lib.ledger import claims
 
     measured = {record["id"]: record for record in records}
     rows = []
@@ -150,8 +150,8 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
 
     kept: the claims that are recorded of the `paper` profile.
     """
-    from lib import claims
     from lib.book import api
+    from lib.ledger import claims
 
     files: dict[str, bytes] = {}
     chapters = [page for page in everything if page.is_chapter]

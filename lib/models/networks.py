@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.checks import positive_integers
-from lib.vision import torchvision
+from lib.data.vision import torchvision
 
 
 class _ResNet(torchvision.models.ResNet):

@@ -294,3 +294,22 @@ def accuracy(W: Tensor, U: Tensor, x: Tensor, y: Tensor, normalize: bool = False
     0.5
     """
     return (predictions(W, U, x, normalize) == y).double().mean().item()
+
+
+def initial_weights(n_w: int, K: int, L: int, d: int, seed: int, scale: float) -> tuple[Tensor, Tensor]:
+    r"""PyTorch's default start of an embedding and of a linear layer, both times `scale`.
+
+    :math:`W \sim N(0, 1)`, `(n_w, d)`, and :math:`U \sim` uniform on :math:`\pm 1/\sqrt{Ld}`, `(K, L, d)`, drawn on the
+    CPU, so that a seed gives the same start on every device. The paper does not say how its runs start; its authors'
+    published notebooks use `scale` = 1/1000.
+
+    >>> W, U = initial_weights(n_w=6, K=2, L=3, d=4, seed=0, scale=1e-3)
+    >>> tuple(W.shape), tuple(U.shape)
+    ((6, 4), (2, 3, 4))
+    >>> torch.equal(W, initial_weights(6, 2, 3, 4, seed=0, scale=1e-3)[0])
+    True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(n_w, d, generator=generator)
+    U = (2 * torch.rand(K, L, d, generator=generator) - 1) / (L * d) ** 0.5
+    return scale * W, scale * U

@@ -18,7 +18,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 import paper_card  # noqa: E402
 
-from lib import cost, devices  # noqa: E402
+from lib import cost
+from lib.runs import devices  # noqa: E402
 
 CHAPTERS = [path for path in sorted(ROOT.glob("chapters/*/*.md")) if "devices.choose(" in path.read_text("utf-8")]
 

@@ -17,8 +17,8 @@ import nbformat
 import pytest
 from made_up import HEADER
 
-from lib import devices
 from lib.book import chapters, run
+from lib.runs import devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,7 +211,7 @@ def test_a_module_that_is_imported_indirectly_makes_its_chapter_stale(built):
 
 
 def test_modules_that_a_chapter_does_not_import_and_the_pipeline_itself_are_no_inputs(built):
-    for name in ("lib/unused.py", "lib/claims.py", "lib/book/site.py"):
+    for name in ("lib/unused.py", "lib/ledger/claims.py", "lib/book/site.py"):
         with open(built.root / name, "a") as file:
             file.write("\nchanged = True\n")
     assert built.stale() == {}
@@ -322,7 +322,7 @@ def test_imports_are_found_inside_functions_and_through_relative_ones(tmp_path):
         "a/b": "from .c import f\nfrom ..d import g",
         "a/c": "def f():\n    import lib.e",
         "d": "g = 1",
-        "e": "import lib.claims",
+        "e": "import lib.ledger.claims",
         "claims": "import lib.hidden",
         "hidden": "",
         "other": "",
@@ -453,7 +453,7 @@ def test_the_paper_profile_downloads_what_its_chapters_want_before_they_begin(bo
     data = book.root / "data"
     data.mkdir()
     book.write("lib/data/__init__.py", "")
-    book.write("lib/data/images.py", IMAGES)
+    book.write("lib/data/image_sets.py", IMAGES)
     book.chapter("one", MEASURE, parameters='dataset = "auto"')
     want = 'for wanted in ("cifar10", "mnist"):\n    print(wanted, "download=")\nprint("there", len(os.listdir({!r})))'
     book.chapter("two", "import os", want.format(str(data)), parameters='dataset = "auto"')
@@ -696,7 +696,7 @@ def test_an_interrupt_that_another_thread_receives_ends_the_build_too(book):
 
 
 DRAWS = """import os, pathlib, time, torch
-from lib import batches
+from lib.runs import kept
 def draw(part):
     for item in part:
         while item == 3 and not pathlib.Path("go").exists():
@@ -705,7 +705,7 @@ def draw(part):
         with open("log", "a") as log:
             log.write(f"{item} ")
     return [torch.rand(3, generator=torch.Generator().manual_seed(item)) for item in part]
-draws = batches.run(draw, [0, 1, 2, 3, 4], "draws", at_once=1)"""
+draws = kept.run(draw, [0, 1, 2, 3, 4], "draws", at_once=1)"""
 SUM = "print('drawn', torch.stack(draws).tolist())"
 
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from made_up import HEADER
 
-from lib import claims
 from lib.book import chapters, records, run, site
 from lib.book.chapters import BadInput, Page
+from lib.ledger import claims
 
 ROOT = Path(__file__).resolve().parents[2]
 

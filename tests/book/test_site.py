@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from lib import claims
 from lib.book import chapters
+from lib.ledger import claims
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [page.name for page in chapters.pages(ROOT)]

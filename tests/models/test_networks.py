@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from lib.data.vision import torchvision
 from lib.models.networks import mlp, resnet18, resnet20, vgg13
-from lib.vision import torchvision
 
 
 def expected_parameters(K, channels, widths, bias):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.models.unconstrained import labels, objective
-from lib.multistart import multistart
+from lib.search.many_starts import multistart
 from lib.theory import extended_ufm as theory
 
 quick = settings(max_examples=40, deadline=None)

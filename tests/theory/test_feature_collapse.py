@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from lib.data.sentences import SentenceTask, all_latents, sentence_task, uniform_frequencies, zipf_frequencies
 from lib.models.sentences import empirical_risk, layer_norm
-from lib.multistart import multistart
+from lib.search.many_starts import multistart
+from lib.theory import certificates
 from lib.theory import feature_collapse as theory
 
 quick = settings(max_examples=25, deadline=None)
@@ -126,7 +127,7 @@ def test_type_I_is_critical_and_certified_on_both_sides_of_the_threshold(task, f
     W, U = theory.type1_weights(task.latents, task.s_c, theory.equiangular(task.n_c, task.n_c - 1), c, c_prime)
     assert gradient(true_risk(task, lam), W, U).abs().max() < 1e-11
     x, y, p = task.enumerate()
-    assert theory.dual_certificate(W, U, x, y, p) <= lam * (1 + 1e-9)
+    assert certificates.dual_certificate(W, U, x, y, p) <= lam * (1 + 1e-9)
 
 
 @quick
@@ -190,8 +191,8 @@ def test_type_III_solves_the_system_is_critical_ordered_and_certified(task, fact
     size = lam * torch.cat([W.flatten(), U.flatten()]).norm()
     assert gradient(true_risk(task, lam), W, U).norm() < 1e-9 * size
     x, y, p = task.enumerate()
-    assert theory.dual_certificate(W, U, x, y, p) == pytest.approx(lam, rel=1e-9)
-    assert abs(theory.optimality_gap(W, U, x, y, lam, p)) < 1e-10
+    assert certificates.dual_certificate(W, U, x, y, p) == pytest.approx(lam, rel=1e-9)
+    assert abs(certificates.optimality_gap(W, U, x, y, lam, p)) < 1e-10
 
 
 @quick
@@ -202,7 +203,7 @@ def test_zero_is_optimal_and_the_system_refused_where_condition_9_fails(task, fa
         theory.type3(task.frequencies, task.n_c, task.L, lam)
     W, U = torch.zeros(task.n_w, 2, dtype=torch.float64), torch.zeros(task.K, task.L, 2, dtype=torch.float64)
     x, y, p = task.enumerate()
-    assert abs(theory.optimality_gap(W, U, x, y, lam, p)) < 1e-12
+    assert abs(certificates.optimality_gap(W, U, x, y, lam, p)) < 1e-12
 
 
 @quick
@@ -252,7 +253,7 @@ def test_the_gap_bounds_the_distance_to_the_minimum_from_any_weights(task, seed,
     W, U = (torch.from_numpy(rng.standard_normal(s)) for s in [(task.n_w, 3), (task.K, task.L, 3)])
     x, y, p = task.enumerate()
     here = true_risk(task, lam)(W, U).item()
-    best = here - theory.optimality_gap(W, U, x, y, lam, p)
+    best = here - certificates.optimality_gap(W, U, x, y, lam, p)
     if lam < threshold_by_hand(task):
         c, r = theory.type3(task.frequencies, task.n_c, task.L, lam)
         W, U = theory.type3_weights(task.latents, theory.equiangular(task.n_c, task.n_c), c, r)
@@ -265,10 +266,10 @@ def test_certificate_of_a_training_set_with_few_latent_variables():
     x, y = task.sample(4, seed=0)
     found = multistart(lambda W, U: empirical_risk(W, U, x, y, 0.01), [(6, 3), (7, 3, 3)], starts=4, seed=0)
     W, U = (q[found.values.argmin()] for q in found.parameters)
-    assert theory.dual_certificate(W, U, x, y, chunk=5) == pytest.approx(0.01, rel=1e-6)
-    assert abs(theory.optimality_gap(W, U, x, y, 0.01, chunk=5)) < 1e-8
-    assert theory.dual_certificate(0.5 * W, U, x, y) > 0.0101
-    assert theory.optimality_gap(0.5 * W, U, x, y, 0.01) > 1e-3
+    assert certificates.dual_certificate(W, U, x, y, chunk=5) == pytest.approx(0.01, rel=1e-6)
+    assert abs(certificates.optimality_gap(W, U, x, y, 0.01, chunk=5)) < 1e-8
+    assert certificates.dual_certificate(0.5 * W, U, x, y) > 0.0101
+    assert certificates.optimality_gap(0.5 * W, U, x, y, 0.01) > 1e-3
 
 
 def test_a_zero_sum_code_is_certified_although_it_violates_the_symmetry_assumption():
@@ -280,7 +281,7 @@ def test_a_zero_sum_code_is_certified_although_it_violates_the_symmetry_assumpti
     c, r = (q[found.values.argmin()].abs() for q in found.parameters)
     x, y, p = task.enumerate()
     W, U = theory.type3_weights(task.latents, frame, c, r)
-    assert theory.dual_certificate(W, U, x, y, p) == pytest.approx(0.02, rel=1e-6)
+    assert certificates.dual_certificate(W, U, x, y, p) == pytest.approx(0.02, rel=1e-6)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -307,10 +308,10 @@ def test_the_spectrum_is_that_of_the_slopes_of_f_entry_by_entry(weighted, chunk)
         step[entry] = 1e-5
         slopes[entry] = (f(D + step) - f(D - step)) / 2e-5
     W, U, x, y, weights = map(torch.from_numpy, (W, U, x, y, p))
-    found = theory.risk_gradient_spectrum(W, U, x, y, weights if weighted else None, chunk)
+    found = certificates.risk_gradient_spectrum(W, U, x, y, weights if weighted else None, chunk)
     assert found.shape == (n_w,) and found.dtype == torch.float64
     np.testing.assert_allclose(found.numpy(), np.linalg.svd(slopes, compute_uv=False), atol=1e-7)
-    norm = theory.dual_certificate(W, U, x, y, weights if weighted else None, chunk)
+    norm = certificates.dual_certificate(W, U, x, y, weights if weighted else None, chunk)
     assert norm == pytest.approx(np.linalg.norm(slopes, 2), abs=1e-8)
 
 
@@ -321,7 +322,7 @@ def test_at_a_minimiser_as_many_singular_values_equal_lam_as_its_rank_and_none_e
     c, r = theory.type3(task.frequencies, task.n_c, task.L, lam)
     W, U = theory.type3_weights(task.latents, theory.equiangular(task.n_c, task.n_c + 1), c, r)
     x, y, p = task.enumerate()
-    spectrum = theory.risk_gradient_spectrum(W, U, x, y, p)
+    spectrum = certificates.risk_gradient_spectrum(W, U, x, y, p)
     rank = int(torch.linalg.matrix_rank(W @ U.flatten(0, 1).T, rtol=1e-9))
     assert rank == task.n_c - 1
     assert (spectrum[:rank] / lam - 1).abs().max() < 1e-8 and (spectrum.diff() <= 0).all()

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lib.models.unconstrained import labels, layer_peeled
-from lib.multistart import multistart
+from lib.search.many_starts import multistart
 from lib.theory import positive_features as theory
 
 quick = settings(max_examples=40, deadline=None)

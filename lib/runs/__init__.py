@@ -1,0 +1,1 @@
+"""Whatever survives a kill: finished runs, sweeps, the devices they run on."""

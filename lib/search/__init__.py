@@ -1,0 +1,1 @@
+"""Minimisers: what the lowest point of a model is."""

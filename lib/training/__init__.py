@@ -1,0 +1,1 @@
+"""Trajectories: what gradient descent finds."""

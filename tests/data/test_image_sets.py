@@ -1,0 +1,717 @@
+"""The image sets: genuine file formats, normalisation, subsets, and what is said when something is wrong.
+
+The files are made here, small, in the formats of the originals; checksums and addresses are patched to theirs.
+"""
+
+import gzip
+import hashlib
+import http.server
+import json
+import pickle
+import socket
+import struct
+import tarfile
+import threading
+import urllib.error
+from functools import partial
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lib.book import chapters
+from lib.data import image_sets
+from lib.data.image_sets import ImageSet, fetch, load, resolve
+from lib.data.vision import torchvision
+from lib.ledger import claims
+
+CIFAR10, SVHN = torchvision.datasets.CIFAR10, torchvision.datasets.SVHN
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def random_images(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def idx(array):
+    """The IDX format: 0, 0, the type (8: unsigned bytes), the number of dimensions, the sizes, the values."""
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path, monkeypatch):
+    """A folder with 30 training and 20 test images in MNIST's files, and the arrays in them."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    arrays = {
+        "train-images-idx3-ubyte": random_images(30, 28, 28, seed=1),
+        "train-labels-idx1-ubyte": np.arange(30)[::-1] % 10,
+        "t10k-images-idx3-ubyte": random_images(20, 28, 28, seed=2),
+        "t10k-labels-idx1-ubyte": np.arange(20) % 10,
+    }
+    for name, array in arrays.items():
+        (raw / name).write_bytes(idx(array))
+    monkeypatch.setitem(image_sets.MD5, "mnist", {name: md5(raw / name) for name in arrays})
+    return tmp_path, arrays
+
+
+@pytest.fixture
+def cifar10(tmp_path, monkeypatch):
+    """A folder with 4 images in each of CIFAR-10's six pickles, and the array of the 20 training images."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    data, labels = random_images(24, 3072), (np.arange(24) % 2).tolist()
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    for i, name in enumerate(names):
+        rows = slice(4 * i, 4 * i + 4)
+        batch = {"batch_label": name, "data": data[rows], "labels": labels[rows], "filenames": [""] * 4}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    meta = {"label_names": ["airplane", "automobile"], "num_cases_per_batch": 4, "num_vis": 3072}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta, protocol=2))
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(folder / name)] for name in names[:5]])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(folder / "test_batch")]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(folder / "batches.meta")})
+    return tmp_path, data.reshape(24, 3, 32, 32)[:20]
+
+
+@pytest.fixture
+def svhn(tmp_path, monkeypatch):
+    """A folder with SVHN's two MATLAB files of 20 and 10 images, in which the digit 0 has the label 10."""
+    (tmp_path / "svhn").mkdir()
+    split_list = {}
+    for split, n in (("train", 20), ("test", 10)):
+        path = tmp_path / "svhn" / f"{split}_32x32.mat"
+        scipy.io.savemat(
+            path, {"X": random_images(32, 32, 3, n), "y": (np.arange(n) % 10 + 1)[:, None].astype(np.uint8)}
+        )
+        split_list[split] = [f"http://localhost/{path.name}", path.name, md5(path)]
+    monkeypatch.setattr(SVHN, "split_list", split_list)
+    return tmp_path
+
+
+def write_folder(folder, per_class, shape=(6, 7, 3), suffix=".png", **options):
+    """`<class>/<number>.png` with random pixels; per_class maps the class to the number of images."""
+    for seed, (name, n) in enumerate(per_class.items()):
+        (folder / name).mkdir(parents=True)
+        for i in range(n):
+            pixels = random_images(*shape, seed=1000 * seed + i)
+            Image.fromarray(pixels).save(folder / name / f"{i:04d}{suffix}", **options)
+    return folder
+
+
+def pixels(images):
+    """What the files hold, 0 ... 255, from the normalised training images."""
+    return image_sets.x * image_sets.std[:, None, None] * 255 + image_sets.mean[:, None, None] * 255
+
+
+def numbered(y, K, x=None):
+    """An image set of 1 x 1 images whose only pixel tells them apart."""
+    y = torch.as_tensor(y)
+    x = torch.arange(len(y), dtype=torch.float32).reshape(-1, 1, 1, 1)
+    names = tuple("abcdefghij"[:K])
+    return ImageSet("numbered", x, y, x.clone(), y.clone(), names, torch.zeros(1), torch.ones(1))
+
+
+def drawn(images):
+    """Which images of a `numbered` set are in a subset of it."""
+    return (image_sets.x * image_sets.std + image_sets.mean).flatten().round().to(torch.int64).tolist()
+
+
+# The formats ------------------------------------------------------------------------------------------------------
+
+
+def test_mnist_is_read_from_its_idx_files(mnist):
+    folder, arrays = mnist
+    found = load("mnist", folder)
+    assert (found.x.shape, found.x.dtype, found.y.dtype) == ((30, 1, 28, 28), torch.float32, torch.int64)
+    expected = torch.from_numpy(arrays["train-images-idx3-ubyte"].astype(np.float32))[:, None]
+    torch.testing.assert_close(pixels(found), expected, atol=1e-3, rtol=0)
+    assert found.y.tolist() == arrays["train-labels-idx1-ubyte"].tolist()
+    assert found.y_test.tolist() == arrays["t10k-labels-idx1-ubyte"].tolist()
+    assert found.classes == tuple("0123456789")
+    assert str(found) == "MNIST: 10 classes, 30 training and 20 test images of 28 × 28 grey pixels"
+
+
+def test_cifar10_is_read_from_its_pickles(cifar10):
+    folder, data = cifar10
+    found = load("cifar10", folder)
+    torch.testing.assert_close(pixels(found), torch.from_numpy(data.astype(np.float32)), atol=1e-3, rtol=0)
+    assert (found.y.tolist(), found.y_test.tolist()) == ([0, 1] * 10, [0, 1, 0, 1])
+    assert found.classes == ("airplane", "automobile")
+
+
+def test_svhn_is_read_from_its_matlab_files_and_its_label_ten_is_the_digit_zero(svhn):
+    found = load("svhn", svhn)
+    expected = torch.from_numpy(random_images(32, 32, 3, 20).transpose(3, 2, 0, 1).astype(np.float32))
+    torch.testing.assert_close(pixels(found), expected, atol=1e-3, rtol=0)
+    assert found.y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0] * 2
+    assert found.x_test.shape == (10, 3, 32, 32)
+
+
+def test_cifar10_jpeg75_is_read_from_its_folders_and_says_that_it_is_a_stand_in(tmp_path, monkeypatch):
+    for half, n in (("train", 3), ("test", 2)):
+        write_folder(tmp_path / "CIFAR10-jpeg75" / half, {"cat": n, "airplane": n}, (32, 32, 3), ".jpg", quality=75)
+    with pytest.raises(ValueError, match=r"CIFAR10-jpeg75 is incomplete: it holds \(6, 4\) of \(50000, 10000\)"):
+        load("cifar10-jpeg75", tmp_path)
+    monkeypatch.setattr(image_sets, "JPEG75_SIZES", (6, 4))
+    found = load("cifar10-jpeg75", tmp_path)
+    assert (found.name, found.classes) == ("cifar10-jpeg75", ("airplane", "cat"))
+    assert (found.x.shape, found.x_test.shape) == ((6, 3, 32, 32), (4, 3, 32, 32))
+    with Image.open(tmp_path / "CIFAR10-jpeg75" / "train" / "cat" / "0001.jpg") as image:
+        expected = torch.from_numpy(np.array(image).astype(np.float32)).permute(2, 0, 1)
+    torch.testing.assert_close(pixels(found)[3], expected, atol=1e-3, rtol=0)
+    assert "lossy stand-in" in str(found)
+
+
+def test_digits_need_no_file(tmp_path):
+    found = load("digits", tmp_path)
+    assert (found.K, found.x.shape[1:], len(found.x) + len(found.x_test)) == (10, (1, 8, 8), 1797)
+    share = torch.bincount(found.y_test) / (torch.bincount(found.y) + torch.bincount(found.y_test))
+    torch.testing.assert_close(share, torch.full((10,), 0.2), atol=0.01, rtol=0)
+
+
+@pytest.mark.skipif(image_sets._absent("mnist", image_sets.data_folder()) is not None, reason="MNIST is not in the data folder")
+def test_the_real_mnist_has_its_known_mean_and_standard_deviation():
+    found = load("mnist")
+    assert (len(found.x), len(found.x_test)) == (60_000, 10_000)
+    assert (found.mean.item(), found.std.item()) == pytest.approx((0.1307, 0.3081), abs=1e-4)
+    assert found.y[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+# The reader's own images ------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_halves_gives_every_fifth_image_of_each_class_to_the_test_set(tmp_path):
+    folder = write_folder(tmp_path / "pictures", {"b": 12, "a": 7})
+    found = load(str(folder))
+    assert (found.name, found.classes) == ("pictures", ("a", "b"))
+    assert torch.bincount(found.y).tolist() == [5, 9]
+    assert torch.bincount(found.y_test).tolist() == [2, 3]
+    second = torch.from_numpy(random_images(6, 7, 3, seed=1001).astype(np.float32)).permute(2, 0, 1)
+    test_pixels = (found.x_test * found.std[:, None, None] + found.mean[:, None, None]) * 255
+    torch.testing.assert_close(test_pixels[found.y_test == 0][0], second, atol=1e-3, rtol=0)
+
+
+def test_a_folder_of_the_reader_never_passes_for_a_set_of_the_book(tmp_path):
+    found = load(write_folder(tmp_path / "mnist", {"a": 2, "b": 2}))
+    assert found.name == "folder mnist" and str(found).startswith("the images of folder mnist: 2 classes")
+
+
+def test_the_classes_of_a_folder_take_turns(tmp_path):
+    for half in ("train", "test"):
+        write_folder(tmp_path / half, {"a": 3, "b": 2})
+    assert load(tmp_path).y.tolist() == [0, 1, 0, 1, 0]
+
+
+def test_grey_files_give_one_channel_and_a_mixture_three(tmp_path):
+    write_folder(tmp_path / "grey", {"a": 2, "b": 2}, shape=(6, 7))
+    assert load(tmp_path / "grey").x.shape[1] == 1
+    write_folder(tmp_path / "mixed", {"a": 2}, shape=(6, 7))
+    write_folder(tmp_path / "mixed", {"b": 2}, shape=(6, 7, 3))
+    assert load(tmp_path / "mixed").x.shape[1] == 3
+
+
+@pytest.mark.parametrize(("shape", "order"), [((6, 7), None), ((6, 7, 3), (0, 3, 1, 2)), ((3, 6, 7), None)])
+@pytest.mark.parametrize("scale", ["uint8", "float"])
+def test_an_npz_file_holds_images_in_any_usual_order(tmp_path, shape, order, scale):
+    x = random_images(8, *shape)
+    x = x if scale == "uint8" else (x / 255).astype(np.float64)
+    y = np.arange(8) % 2
+    np.savez(tmp_path / "own.npz", x=x, y=y, x_test=x[:4], y_test=y[:4])
+    found = load(tmp_path / "own.npz")
+    expected = x.transpose(order) if order else x.reshape(8, -1, 6, 7)
+    expected = torch.from_numpy(expected.astype(np.float32)) * (1 if scale == "uint8" else 255)
+    torch.testing.assert_close(pixels(found), expected, atol=1e-3, rtol=0)
+    assert (found.y.tolist(), found.y_test.tolist(), found.classes) == (y.tolist(), y[:4].tolist(), ("0", "1"))
+
+
+def test_an_npz_file_without_a_test_set_is_split(tmp_path):
+    np.savez(tmp_path / "own.npz", x=random_images(20, 5, 5), y=np.arange(20) % 2)
+    found = load(tmp_path / "own.npz")
+    assert (torch.bincount(found.y).tolist(), torch.bincount(found.y_test).tolist()) == ([8, 8], [2, 2])
+
+
+# Normalisation ----------------------------------------------------------------------------------------------------
+
+
+def test_training_images_have_mean_zero_and_deviation_one_in_every_channel_also_in_a_subset(cifar10):
+    full = load("cifar10", cifar10[0])
+    for found in (full, full.subset(per_class=3, seed=5)):
+        channels = found.x.double().transpose(0, 1).flatten(1)
+        torch.testing.assert_close(channels.mean(dim=1), torch.zeros(3).double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(channels.std(dim=1, correction=0), torch.ones(3).double(), atol=1e-5, rtol=0)
+
+
+def test_test_images_are_normalised_like_training_images(tmp_path):
+    x = random_images(8, 5, 5)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(8) % 2, x_test=x, y_test=np.arange(8) % 2)
+    found = load(tmp_path / "own.npz", classes=[1, 0], per_class=2)
+    of_class = load(tmp_path / "own.npz").subset(classes=[1, 0]).y_test
+    assert found.y_test.tolist() == of_class.tolist()
+    test_pixels = (found.x_test[:, 0] * found.std + found.mean) * 255
+    torch.testing.assert_close(test_pixels, torch.from_numpy(x.astype(np.float32)), atol=1e-3, rtol=0)
+
+
+def test_a_constant_channel_becomes_zero(tmp_path):
+    x = random_images(8, 5, 5, 3)
+    x[..., 1] = 77
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(8) % 2)
+    found = load(tmp_path / "own.npz")
+    assert (found.x[:, 1] == 0).all()
+    assert found.std[1] == 1
+
+
+# Subsets ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_a_subset_has_the_chosen_classes_in_the_given_order_and_as_many_images_of_each(data):
+    K = data.draw(st.integers(2, 6))
+    per_class = data.draw(st.integers(1, 4))
+    y = data.draw(st.permutations(list(range(K)) * data.draw(st.integers(per_class, 6))))
+    chosen = data.draw(st.lists(st.integers(0, K - 1), min_size=2, max_size=K, unique=True))
+    seed = data.draw(st.integers(0, 2**32))
+    found = numbered(y, K).subset(classes=chosen, per_class=per_class, seed=seed)
+    assert found.classes == tuple("abcdefghij"[label] for label in chosen)
+    assert torch.bincount(found.y).tolist() == [per_class] * len(chosen)
+    rows = drawn(found)
+    assert rows == sorted(set(rows))  # none twice, in their order
+    assert [chosen[new] for new in found.y.tolist()] == [y[row] for row in rows]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 19))
+@settings(deadline=None, max_examples=30)
+def test_a_larger_draw_contains_a_smaller_one(seed, per_class):
+    full = numbered([0, 1, 2] * 20, 3)
+    smaller, larger = (full.subset(per_class=n, seed=seed) for n in (per_class, per_class + 1))
+    assert set(drawn(smaller)) < set(drawn(larger))
+
+
+def test_which_images_are_drawn_from_a_class_does_not_depend_on_the_other_classes():
+    full = numbered([0, 1, 2] * 20, 3)
+    three, two = full.subset(per_class=4, seed=1), full.subset(classes=["c", "a"], per_class=4, seed=1)
+    assert [row for row in drawn(three) if row % 3 != 1] == drawn(two)
+
+
+def test_the_same_seed_draws_the_same_images_and_another_seed_others():
+    full = numbered([0, 1] * 50, 2)
+    assert drawn(full.subset(per_class=5, seed=3)) == drawn(full.subset(per_class=5, seed=3))
+    assert drawn(full.subset(per_class=5, seed=3)) != drawn(full.subset(per_class=5, seed=4))
+
+
+def test_a_seed_draws_the_same_images_on_every_machine():
+    assert drawn(numbered([0, 1] * 50, 2).subset(per_class=3, seed=0)) == [18, 21, 49, 58, 64, 95]
+
+
+def test_the_halves_are_drawn_independently():
+    found = numbered([0, 1] * 50, 2).subset(per_class=5, test_per_class=5)
+    assert len(found.x_test) == 10
+    assert (found.x_test * found.std + found.mean).flatten().round().tolist() != drawn(found)
+
+
+def test_load_chooses_what_subset_chooses_and_decodes_nothing_else(tmp_path):
+    write_folder(tmp_path, {"a": 20, "b": 20, "c": 20})
+    options = {"classes": ["c", "a"], "per_class": 3, "test_per_class": 2, "seed": 7}
+    expected, found = load(tmp_path).subset(**options), load(tmp_path, **options)
+    for name in ("x", "y", "x_test", "y_test", "mean", "std"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-5, rtol=1e-5)
+    assert found.classes == expected.classes == ("c", "a")
+    for path in (tmp_path / "b").iterdir():
+        path.write_bytes(b"no image")
+    assert load(tmp_path, **options).classes == ("c", "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"per_class": 4}, "per_class = 4; class 'b' has 3 training images"),
+        ({"test_per_class": 4}, "test_per_class = 4; class 'b' has 3 test images"),
+        ({"per_class": 0}, "per_class = 0; it must be an integer of at least 1"),
+        ({"per_class": 2.5}, "per_class = 2.5; it must be an integer"),
+        ({"classes": ["a", "z"]}, "classes has 'z'; the classes are a, b, c"),
+        ({"classes": [0, 3]}, "classes has 3; the classes are a, b, c"),
+        ({"classes": ["a", 0]}, "at least 2 different classes"),
+        ({"classes": ["a"]}, "at least 2 different classes"),
+        ({"classes": "ab"}, "classes = 'ab'; it must be a list"),
+        ({"seed": -1}, "seed = -1; it must be a non-negative integer"),
+    ],
+)
+def test_an_impossible_subset_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        numbered([0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2], 3).subset(**options)
+
+
+def test_a_set_moves_to_a_device_as_a_whole():
+    moved = numbered([0, 1], 2).to("meta")
+    assert {getattr(moved, name).device.type for name in ("x", "y", "x_test", "y_test", "mean", "std")} == {"meta"}
+
+
+# Names ------------------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_the_real_set_where_it_lies_else_its_stand_in_else_the_digits(tmp_path, mnist, cifar10):
+    empty = tmp_path / "empty"
+    for half in ("train", "test"):
+        (tmp_path / "lossy" / "CIFAR10-jpeg75" / half).mkdir(parents=True)
+    assert resolve("auto", "mnist", mnist[0]) == "mnist"
+    assert resolve("auto", "mnist", empty) == "digits"
+    assert resolve("auto", "cifar10", cifar10[0]) == "cifar10"
+    assert resolve("auto", "cifar10", tmp_path / "lossy") == "cifar10-jpeg75"
+    assert resolve("auto", "cifar10", empty) == "digits"
+    (cifar10[0] / "cifar-10-batches-py" / "data_batch_3").unlink()
+    assert resolve("auto", "cifar10", cifar10[0]) == "digits"
+
+
+def test_an_explicit_name_or_path_is_kept(tmp_path):
+    assert resolve("svhn", "mnist", tmp_path) == "svhn"
+    assert resolve(str(tmp_path), "mnist") == str(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere.npz"):
+        resolve(str(tmp_path / "nowhere.npz"), "mnist")
+
+
+def test_an_unknown_name_gives_the_known_ones_and_the_nearest():
+    for call in (load, fetch, partial(resolve, wanted="mnist"), partial(resolve, "auto")):
+        with pytest.raises(
+            ValueError, match=r"'fashion-mnist' \(did you mean fashion_mnist.*known are mnist, .*digits"
+        ):
+            call("fashion-mnist")
+
+
+def test_the_original_sets_of_the_ledger_are_those_that_stand_in_for_none():
+    assert set(claims.ORIGINALS) == set(image_sets.DOWNLOADABLE)
+
+
+def test_the_data_folder_is_the_one_that_the_build_looks_at_and_reading_leaves_it_alone(mnist, monkeypatch):
+    monkeypatch.setenv("COLLAPSE_DATA", str(mnist[0]))
+    for half in ("train", "test"):
+        write_folder(mnist[0] / "CIFAR10-jpeg75" / half, {"a": 2, "b": 2}, (32, 32, 3), ".jpg")
+    monkeypatch.setattr(image_sets, "JPEG75_SIZES", (4, 4))
+    before = chapters.data_fingerprint()
+    assert image_sets.data_folder() == mnist[0]
+    load("mnist")
+    load("cifar10-jpeg75")
+    assert chapters.data_fingerprint() == before
+    monkeypatch.delenv("COLLAPSE_DATA")
+    monkeypatch.setenv("HOME", str(mnist[0]))
+    assert image_sets.data_folder() == mnist[0] / ".cache" / "collapse-book"
+
+
+# What a build is told ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def noted(tmp_path, monkeypatch):
+    """The facts that this process has noted so far, which has loaded nothing yet."""
+    monkeypatch.setattr(image_sets, "_noted", {})
+    monkeypatch.setenv("COLLAPSE_NOTES", str(tmp_path / "notes"))
+    return lambda: [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+
+
+def checksum(folder, *names):
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def test_a_set_of_the_book_is_noted_with_a_checksum_of_its_files(mnist, noted):
+    load("mnist", mnist[0], per_class=1)
+    expected = checksum(mnist[0] / "MNIST" / "raw", *sorted(mnist[1]))
+    assert noted() == [{"kind": "data", "name": "mnist", "files": 4, "sha256": expected}]
+
+
+def test_images_of_the_readers_are_noted_by_name_and_content_not_by_place(tmp_path, noted, monkeypatch):
+    for place in ("here", "there"):
+        write_folder(tmp_path / place / "own", {"a": 2, "b": 2})
+        np.savez(tmp_path / place / "own.npz", x=random_images(4, 5, 5), y=[0, 1, 0, 1])
+        for own in ("own", "own.npz"):
+            load(tmp_path / place / own)
+    monkeypatch.chdir(tmp_path / "here")
+    load("./own")
+    load("own.npz")
+    first, second, *others = noted()
+    assert others == [first, second] * 2
+    names = ["a/0000.png", "a/0001.png", "b/0000.png", "b/0001.png"]
+    expected = checksum(tmp_path / "here" / "own", *names)
+    assert first == {"kind": "data", "name": "own", "files": 4, "sha256": expected}
+    assert (second["name"], second["files"]) == ("own.npz", 1)
+    (tmp_path / "there" / "own" / "a" / "0001.png").rename(tmp_path / "there" / "own" / "a" / "0002.png")
+    image_sets._noted.clear()
+    load(tmp_path / "there" / "own")
+    assert noted()[-1]["sha256"] != expected, "another name, or another content, is another set"
+
+
+def test_the_files_of_a_set_are_read_for_their_checksum_once(noted, monkeypatch):
+    load("digits")
+    monkeypatch.setattr(image_sets, "_sha256", None)
+    load("digits", per_class=3)
+    first, second = noted()
+    assert first == second and (first["name"], first["files"]) == ("digits", 1)
+
+
+def test_outside_a_build_nothing_is_noted_and_no_checksum_taken(monkeypatch):
+    monkeypatch.delenv("COLLAPSE_NOTES", raising=False)
+    monkeypatch.setattr(image_sets, "_noted", {})
+    monkeypatch.setattr(image_sets, "_sha256", None)
+    load("digits")
+
+
+# Absent and damaged files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("mnist", "train-images-idx3-ubyte in .*MNIST/raw"),
+        ("cifar10", "data_batch_1 in .*cifar-10-batches-py"),
+        ("svhn", "train_32x32.mat in .*svhn"),
+        ("cifar10-jpeg75", "train in .*CIFAR10-jpeg75"),
+    ],
+)
+def test_an_absent_set_is_reported_with_file_place_and_remedy(tmp_path, name, file):
+    with pytest.raises(FileNotFoundError, match=f"no {file}.*COLLAPSE_DATA.*make data DATA="):
+        load(name, tmp_path)
+
+
+def test_a_damaged_file_is_reported_with_both_checksums(mnist):
+    path = mnist[0] / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
+    expected = md5(path)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(ValueError, match=f"t10k-labels-idx1-ubyte is damaged: .* {md5(path)} .* {expected}"):
+        load("mnist", mnist[0])
+
+
+def test_a_damaged_pickle_is_reported_before_it_is_opened(cifar10):
+    path = cifar10[0] / "cifar-10-batches-py" / "data_batch_2"
+    path.write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(ValueError, match="data_batch_2 is damaged"):
+        load("cifar10", cifar10[0])
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"), [(1000, "1,000 bytes, its header promises 23,536"), (10, "less than"), (0, "0 bytes")]
+)
+def test_a_truncated_idx_file_is_said_to_be_truncated(mnist, kept, message):
+    path = mnist[0] / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=f"train-images-idx3-ubyte is damaged .truncated: .*{message}"):
+        load("mnist", mnist[0])
+
+
+def test_an_empty_class_is_named(tmp_path):
+    write_folder(tmp_path, {"a": 3, "b": 0, "c": 3})
+    with pytest.raises(ValueError, match="class 'b' is empty"):
+        load(tmp_path)
+    np.savez(tmp_path / "own.npz", x=random_images(4, 5, 5), y=np.array([0, 0, 2, 2]))
+    with pytest.raises(ValueError, match=r"y of .*own.npz holds 0, 2; every label 0 \.\.\. K-1 = 2"):
+        load(tmp_path / "own.npz")
+
+
+def test_a_folder_that_is_no_image_set_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="has 0 folders"):
+        load(tmp_path)
+    write_folder(tmp_path / "train", {"a": 2, "b": 2})
+    with pytest.raises(ValueError, match="needs both 'train' and 'test'"):
+        load(tmp_path)
+    write_folder(tmp_path / "test", {"a": 2, "c": 2})
+    with pytest.raises(ValueError, match="only one of them has b, c"):
+        load(tmp_path)
+    write_folder(tmp_path / "single", {"a": 1, "b": 4})
+    with pytest.raises(ValueError, match="class 'a' has 1 image; at least 2"):
+        load(tmp_path / "single")
+
+
+def test_a_file_of_another_size_or_without_an_image_is_named(tmp_path):
+    write_folder(tmp_path, {"a": 3, "b": 3})
+    odd = tmp_path / "b" / "0002.png"
+    Image.fromarray(random_images(5, 7, 3)).save(odd)
+    with pytest.raises(ValueError, match="b/0002.png is 5 x 7 pixels and .*a/0000.png 6 x 7"):
+        load(tmp_path)
+    odd.write_bytes((tmp_path / "b" / "0001.png").read_bytes()[:60])
+    with pytest.raises(ValueError, match="b/0002.png cannot be read as an image"):
+        load(tmp_path)
+    Image.fromarray(np.zeros((6, 7), np.uint16)).save(odd)
+    with pytest.raises(ValueError, match="b/0002.png has pixels of type I;16"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": None}, "has y; x and y are needed"),
+        ({"x_test": np.zeros((1, 5, 5), np.uint8)}, "x_test with y_test or neither"),
+        ({"x": np.zeros((4, 5, 5), np.int64)}, "type int64; it must be uint8 or floating point"),
+        ({"x": np.zeros((4, 5))}, r"shape \(4, 5\)"),
+        ({"x": np.zeros((4, 5, 5, 2))}, "neither its second nor its last axis"),
+        ({"x": np.full((4, 5, 5), np.nan)}, "not finite, in image 0"),
+        ({"y": np.array([0, 1])}, "one integer per image"),
+        ({"y": np.array([0.0, 1, 0, 1])}, "one integer per image"),
+        ({"y": np.array([-1, 0, 1, 1])}, "holds -1, 0, 1"),
+        ({"y": np.array([0, 0, 0, 0])}, "holds 1 class; at least 2"),
+        ({"y": np.array([None] * 4)}, "cannot be read as an .npz file of numbers"),  # would have to be unpickled
+    ],
+)
+def test_a_damaged_npz_file_is_refused(tmp_path, change, message):
+    arrays = {"x": random_images(4, 5, 5), "y": np.array([0, 1, 0, 1]), **change}
+    np.savez(tmp_path / "own.npz", **{key: array for key, array in arrays.items() if array is not None})
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "own.npz")
+
+
+def test_a_file_that_is_no_npz_file_is_refused(tmp_path):
+    for content in (b"", b"PK\x03\x04 and nothing", b"text"):
+        (tmp_path / "own.npz").write_bytes(content)
+        with pytest.raises(ValueError, match="own.npz cannot be read"):
+            load(tmp_path / "own.npz")
+    with pytest.raises(ValueError, match="neither a folder of images nor an .npz file"):
+        load(__file__)
+
+
+# Downloads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A folder whose files are served on this machine, and its address."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    yield folder, f"http://127.0.0.1:{running.server_port}/"
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.mark.parametrize("name", image_sets.DOWNLOADABLE)
+def test_without_a_network_a_download_says_so(tmp_path, monkeypatch, name):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    with pytest.raises(ConnectionError, match=f"no network.*{name} could not be downloaded.*name resolution"):
+        load(name, tmp_path, download=True)
+
+
+def test_mnist_is_downloaded_once_and_a_damaged_file_is_replaced(mnist, server, tmp_path, monkeypatch):
+    served, address = server
+    resources = []
+    for path in (mnist[0] / "MNIST" / "raw").iterdir():
+        (served / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        resources.append((f"{path.name}.gz", md5(served / f"{path.name}.gz")))
+    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
+    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
+    fresh = tmp_path / "fresh"
+    assert fetch("mnist", fresh)
+    assert not fetch("mnist", fresh)
+    (fresh / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(b"")
+    assert torch.equal(load("mnist", fresh, download=True).y, load("mnist", mnist[0]).y)
+
+
+def test_cifar10_is_downloaded_and_its_archive_removed(cifar10, server, tmp_path, monkeypatch):
+    served, address = server
+    with tarfile.open(served / CIFAR10.filename, "w:gz") as archive:
+        archive.add(cifar10[0] / "cifar-10-batches-py", "cifar-10-batches-py")
+    monkeypatch.setattr(CIFAR10, "url", address + CIFAR10.filename)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", md5(served / CIFAR10.filename))
+    fresh = tmp_path / "fresh"
+    assert fetch("cifar10", fresh)
+    (fresh / "cifar-10-batches-py" / "batches.meta").unlink()
+    assert torch.equal(load("cifar10", fresh, download=True).x, load("cifar10", cifar10[0]).x)
+    assert [path.name for path in fresh.iterdir()] == ["cifar-10-batches-py"]
+
+
+def test_svhn_is_downloaded_and_a_wrong_file_from_the_server_is_refused(svhn, server, tmp_path, monkeypatch, capsys):
+    served, address = server
+    split_list = {split: [address + name, name, checksum] for split, (_, name, checksum) in SVHN.split_list.items()}
+    monkeypatch.setattr(SVHN, "split_list", split_list)
+    for path in (svhn / "svhn").iterdir():
+        (served / path.name).write_bytes(path.read_bytes())
+    assert image_sets.main(["fetch", "svhn", "--folder", str(tmp_path / "fresh")]) == 0
+    assert "svhn: downloaded" in capsys.readouterr().out
+    (served / "test_32x32.mat").write_bytes(b"something else")
+    assert image_sets.main(["fetch", "svhn", "--folder", str(tmp_path / "other")]) == 1
+    assert "svhn could not be downloaded" in capsys.readouterr().err
+
+
+def test_one_set_that_cannot_be_had_does_not_keep_the_others_back(mnist, tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    assert image_sets.main(["fetch", "svhn", "mnist", "--folder", str(mnist[0])]) == 1
+    output = capsys.readouterr()
+    assert "mnist: already in" in output.out and "svhn could not be downloaded" in output.err
+
+
+def test_auto_downloads_a_set_that_is_absent_where_it_is_asked_to(mnist, monkeypatch, tmp_path):
+    fetched = []
+
+    def fake(name, folder):
+        fetched.append(name)
+        (folder / "MNIST" / "raw").mkdir(parents=True)
+        for path in (mnist[0] / "MNIST" / "raw").iterdir():
+            (folder / "MNIST" / "raw" / path.name).write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(image_sets, "fetch", fake)
+    fresh = tmp_path / "fresh"
+    assert resolve("digits", "mnist", fresh, download=True) == "digits"
+    assert resolve("auto", "digits", fresh, download=True) == "digits"
+    assert resolve("auto", "mnist", fresh) == "digits" and fetched == []
+    assert resolve("auto", "mnist", fresh, download=True) == "mnist"
+    assert resolve("auto", "mnist", fresh, download=True) == "mnist" and fetched == ["mnist"]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no network"), PermissionError("read-only"), ValueError("damaged")])
+def test_where_a_download_fails_auto_says_so_once_and_is_the_stand_in(tmp_path, monkeypatch, capsys, error):
+    asked = []
+
+    def fail(name, folder):
+        asked.append(name)
+        raise error
+
+    monkeypatch.setattr(image_sets, "fetch", fail)
+    monkeypatch.setattr(image_sets, "_refused", set())
+    for half in ("train", "test"):
+        (tmp_path / "CIFAR10-jpeg75" / half).mkdir(parents=True)
+    for _ in range(2):
+        assert resolve("auto", "cifar10", tmp_path, download=True) == "cifar10-jpeg75"
+    assert asked == ["cifar10"]
+    assert capsys.readouterr().out == f"the stand-in for CIFAR-10 is used: {error}\n"
+
+
+def test_a_download_leaves_the_patience_of_other_connections_alone(tmp_path, monkeypatch):
+    during = []
+
+    def refuse(*_, **__):
+        during.append(socket.getdefaulttimeout())
+        raise urllib.error.URLError("no")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    with pytest.raises(ConnectionError):
+        fetch("svhn", tmp_path)
+    assert set(during) == {60} and socket.getdefaulttimeout() is None
+
+
+def test_the_command_line_lists_what_lies_where_and_refuses_what_it_cannot_fetch(mnist, capsys):
+    assert image_sets.main(["list", "--folder", str(mnist[0])]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(lines) == set(image_sets.NAMES)
+    assert str(mnist[0]) in lines["mnist"] and "absent" in lines["svhn"] and "scikit-learn" in lines["digits"]
+    assert image_sets.main(["fetch", "mnist", "cifar10-jpeg75"]) == 2
+    assert "cifar10-jpeg75 cannot be downloaded" in capsys.readouterr().err

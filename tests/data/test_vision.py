@@ -1,0 +1,79 @@
+"""torchvision is importable beside any torch, and from one place only."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python(code, *search):
+    """Run code in an interpreter of its own, with these folders before the repository on its search path."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*search, ROOT]))}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def with_torchvision_from(folder, monkeypatch):
+    """What lib/data/vision.py defines when it finds the torchvision of this folder."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    try:
+        return runpy.run_path(str(ROOT / "lib" / "vision.py"))
+    finally:
+        sys.modules.pop("torchvision", None)
+
+
+def test_data_sets_and_models_of_torchvision_work():
+    done = python(
+        "import gc, torch\n"
+        "from lib.data.vision import torchvision\n"
+        "gc.collect()\n"
+        "assert torch.ops.torchvision.nms and torchvision.datasets.MNIST\n"
+        "model = torchvision.models.resnet18(num_classes=3).eval()\n"
+        "assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_torchvision_that_imports_is_left_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "torchvision.py").write_text("works = True")
+    found = with_torchvision_from(tmp_path, monkeypatch)
+    assert found["torchvision"].works
+    assert "_schemas" not in found
+
+
+def test_an_operator_that_is_there_is_not_declared_again(tmp_path):
+    (tmp_path / "torchvision.py").write_text(
+        "import torch\n"
+        "if not hasattr(torch.ops.torchvision, 'nms'):\n"
+        "    schemas = torch.library.Library('torchvision', 'FRAGMENT')\n"
+        "    schemas.define('nms(Tensor dets) -> Tensor')\n"
+        "    torch._schemas = schemas\n"
+        "    raise RuntimeError('operator torchvision::qnms does not exist')\n"
+    )
+    done = python(
+        "import torch\n"
+        "from lib.data.vision import torchvision\n"
+        "assert torch.ops.torchvision.qnms\n"
+        "assert len(torch.ops.torchvision.nms.default._schema.arguments) == 1\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_error_of_the_import_is_not_hidden(tmp_path, monkeypatch):
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('compiled for another CUDA version')")
+    with pytest.raises(RuntimeError, match="another CUDA version"):
+        with_torchvision_from(tmp_path, monkeypatch)
+
+
+def test_torchvision_is_imported_in_one_module_only():
+    direct = re.compile(r"^\s*(import torchvision|from torchvision)", re.MULTILINE)
+    sources = [path for folder in ("lib", "chapters", "bench") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    found = [path for path in sources if path.suffix in (".py", ".md") and direct.search(path.read_text("utf8"))]
+    assert found == [ROOT / "lib" / "vision.py"]

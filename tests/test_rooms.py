@@ -1,0 +1,32 @@
+"""The rooms of the library stand on one another: a room imports rooms below it, never one above."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+LIB = Path(__file__).resolve().parents[1] / "lib"
+ROOMS = ("checks", "figures", "ledger", "data", "models", "theory", "metrics", "search", "training", "runs", "book")
+
+
+def imported(path):
+    """The names under `lib` that a module imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_lib_has_these_rooms_and_no_other():
+    assert sorted(p.stem for p in LIB.iterdir() if p.stem not in ("__init__", "__pycache__")) == sorted(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_rooms_below_it(room):
+    files = [LIB / f"{room}.py"] if (LIB / f"{room}.py").exists() else (LIB / room).rglob("*.py")
+    for path in files:
+        names = [name.split(".")[1] for name in imported(path) if name.split(".")[0] == "lib"]
+        above = [name for name in names if ROOMS.index(name) > ROOMS.index(room)]
+        assert not above, f"{path.relative_to(LIB.parent)} imports {', '.join(above)}"

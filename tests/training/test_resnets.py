@@ -1,0 +1,234 @@
+import pytest
+import torch
+from paper_card import Waits
+from torch.nn import functional as F
+
+from lib.models.networks import resnet18, resnet20
+from lib.training.resnets import Ensemble, train
+
+K, N = 4, 24
+
+
+@pytest.fixture(autouse=True)
+def in_double_precision():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(N, 3, 7, 7, generator=torch.Generator().manual_seed(0))
+
+
+y = torch.arange(N) % K
+
+
+def networks(runs=3):
+    return [resnet20(K, 3, 1 / 8, head_layers=3, head_width=6, seed=seed) for seed in range(runs)]
+
+
+def test_side_by_side_every_network_gives_what_it_gives_alone(x):
+    models = networks()
+    batches = torch.stack([x, x.flip(0), 2 * x])
+    together = Ensemble(models).forward(batches)
+    for run, model in enumerate(models):
+        for found, expected in zip(together, model.train().layers(batches[run]), strict=True):
+            torch.testing.assert_close(found[run], expected, rtol=0, atol=1e-10)
+
+
+def trained_alone(
+    model, x, steps, rate, decay, feature_decay, seed, batch_size, warmup, slow_start, feature_slow_start, drop
+):
+    """PyTorch's SGD on the printed objective; only the head is decayed if there is a feature decay."""
+    parts = model.parameters() if feature_decay is None else model.head.parameters()
+    groups = [{"params": list(parts), "decay": decay}]
+    backbone = [p for name, p in model.named_parameters() if not name.startswith("head")]
+    groups += [] if feature_decay is None else [{"params": backbone, "decay": 0.0}]
+    optimiser = torch.optim.SGD(groups, rate, momentum=0.8)
+    generator = torch.Generator().manual_seed(seed)
+    batches = [part for _ in range(steps) for part in torch.randperm(N, generator=generator).split(batch_size)]
+    model.train()
+    for step, batch in enumerate(batches[:steps]):
+        grown, features_grown = (1000 ** (min(1, (step + 1) / s) - 1) for s in (slow_start, feature_slow_start))
+        layers = model.layers(x[batch])
+        loss = F.mse_loss(layers[-1], torch.eye(K)[y[batch]], reduction="sum") / (2 * batch_size)
+        if feature_decay is not None:
+            loss = loss + features_grown * feature_decay / 2 * N / batch_size * layers[0].square().sum()
+        optimiser.zero_grad()
+        loss.backward()
+        for group in optimiser.param_groups:
+            group["lr"] = rate * min(1, (step + 1) / warmup) * (0.1 if step >= drop else 1)
+            group["weight_decay"] = group["decay"] * grown
+        optimiser.step()
+    return model
+
+
+@pytest.mark.parametrize("feature_decay", [None, [1e-3, 2e-3, 0.0]])
+def test_every_run_takes_the_steps_that_it_would_take_alone(x, feature_decay):
+    rates, decays = [0.02, 0.05, 0.01], [0.03, 0.0, 0.2]
+    ensemble = Ensemble(networks())
+    schedule = {"warmup": 3, "slow_start": [4, 6, 3], "feature_slow_start": 5, "drop": 6}
+    train(ensemble, x, y, 7, rates, decays, feature_decay, momentum=0.8, batch_size=8, seed=5, **schedule)
+    for run, model in enumerate(networks()):
+        schedule["slow_start"] = (4, 6, 3)[run]
+        lam_h = None if feature_decay is None else feature_decay[run]
+        trained_alone(model, x, 7, rates[run], decays[run], lam_h, 5 + run, 8, **schedule)
+        found = dict(ensemble.networks(x)[run].named_parameters())
+        for name, expected in model.named_parameters():
+            torch.testing.assert_close(found[name], expected, rtol=1e-7, atol=1e-9)
+
+
+def test_a_look_is_what_the_network_shows_with_the_statistics_of_these_images(x):
+    ensemble = Ensemble(networks())
+    look = ensemble.look(x)
+    for run, model in enumerate(ensemble.networks(x)):
+        for found, expected in zip(look.layers, model.train().layers(x), strict=True):
+            torch.testing.assert_close(found[run], expected, rtol=0, atol=1e-10)
+        size = sum(p.square().sum().item() for p in model.parameters())
+        assert look.squared_norm[run].item() == pytest.approx(size, rel=1e-12)
+        for W, layer in zip(look.weights, model.head, strict=True):
+            assert torch.equal(W[run], layer.weight)
+
+
+def test_the_networks_come_back_in_evaluation_mode_with_the_variance_of_the_images(x):
+    """The running variance of PyTorch is the unbiased one, a look divides by the number of values."""
+    model = Ensemble(networks(1)).networks(x)[0]
+    assert not model.training
+    maps = model.conv1(x)
+    torch.testing.assert_close(model.bn1.running_mean, maps.mean((0, 2, 3)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(model.bn1.running_var, maps.var((0, 2, 3)), rtol=1e-10, atol=0)
+
+
+def test_the_models_themselves_stay_as_they_were(x):
+    models = networks()
+    train(Ensemble(models), x, y, 2, 0.1, 0.1, batch_size=8)
+    for model, fresh in zip(models, networks(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_diverged_run_is_reported_and_the_others_go_on(x):
+    seen, ensemble = [], Ensemble(networks(2))
+    diverged = train(ensemble, x, y, 40, [1e-3, 1e6], 1e-3, batch_size=8, looks=[0, 20], callback=seen.append)
+    assert seen == [0, 20]
+    assert diverged[0] is None and diverged[1] in (20, 40)
+    assert torch.isfinite(ensemble.look(x).layers[-1][0]).all()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"steps": 0}, "steps = 0"),
+        ({"batch_size": 25}, "batch_size = 25"),
+        ({"learning_rate": 0.0}, "learning_rate = 0.0"),
+        ({"learning_rate": [0.1, 0.1, 0.1]}, "each of the 2 runs"),
+        ({"weight_decay": -1.0}, "weight_decay = -1.0"),
+        ({"feature_decay": float("nan")}, "feature_decay = nan"),
+        ({"momentum": 1.0}, "momentum = 1.0"),
+    ],
+)
+def test_impossible_settings_are_refused(x, changes, message):
+    settings = {"steps": 1, "learning_rate": 0.1, "weight_decay": 0.1, "batch_size": 8}
+    with pytest.raises(ValueError, match=message):
+        train(Ensemble(networks(2)), x, y, **(settings | changes))
+
+
+def test_labels_without_an_output_are_refused(x):
+    with pytest.raises(ValueError, match="from 1 to 4: int64 from 0 to 3"):
+        train(Ensemble(networks(2)), x, y + 1, 1, 0.1, 0.1, batch_size=8)
+
+
+def test_many_images_are_looked_at_in_batches(x):
+    ensemble = Ensemble(networks())
+    found = ensemble.look(x, batch_size=16).layers
+    for layer, first, second in zip(found, ensemble.look(x[:16]).layers, ensemble.look(x[16:]).layers, strict=True):
+        assert torch.equal(layer, torch.cat([first, second], 1))
+
+
+def test_networks_of_another_kind_or_shape_are_refused():
+    with pytest.raises(ValueError, match="resnet20 is needed"):
+        Ensemble([resnet18(K, width=1 / 16)])
+    with pytest.raises(ValueError, match=r"models\[1\] has other shapes"):
+        Ensemble([*networks(1), resnet20(K, 3, 1 / 8, head_layers=4, head_width=6)])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"warmup": -1}, {"feature_slow_start": -1}, {"drop": -1}, {"looks": [3]}, {"looks": [-1]}]
+)
+def test_numbers_of_steps_out_of_range_are_named(x, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        train(Ensemble(networks(1)), x, y, 2, 0.1, 0.01, batch_size=8, **wrong)
+
+
+def test_what_was_looked_at_stays_when_training_goes_on(x):
+    ensemble = Ensemble(networks(1))
+    seen = ensemble.look(x).weights[0]
+    kept = seen.clone()
+    train(ensemble, x, y, 2, 0.1, 0.01, batch_size=8)
+    assert torch.equal(seen, kept) and not seen.requires_grad
+
+
+def single(runs=2):
+    return Ensemble([network.float() for network in networks(runs)])
+
+
+def test_in_mixed_precision_features_agree_to_that_of_bfloat16_and_the_head_is_not_rounded(x):
+    """Eight bits of the mantissa are 0.4% for one rounding; through some twenty layers, 5% of the norm at most."""
+    ensemble, images = single(), x.float().expand(2, *x.shape)
+    exact, rounded = ensemble.forward(images), ensemble.forward(images, mixed_precision=True)
+    for ours, theirs in zip(exact, rounded, strict=True):
+        error = (ours - theirs).norm(dim=(1, 2)) / ours.norm(dim=(1, 2))
+        assert theirs.dtype == torch.float32 and (error > 0).all() and (error < 0.05).all()
+    H = rounded[0]
+    for layer, found in enumerate(rounded[1:]):
+        H = (H.relu() if layer else H) @ ensemble.parameters[f"head.{layer}.weight"].mT
+        assert torch.equal(found, H)
+
+
+def test_in_mixed_precision_a_short_run_agrees_to_a_percent(x):
+    """The loss after five steps, and the size of the weights, which stay in single precision."""
+    ends = []
+    for mixed_precision in (False, True):
+        ensemble = single()
+        train(ensemble, x.float(), y, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
+        assert {part.dtype for part in ensemble.parameters.values()} == {torch.float32}
+        look = ensemble.look(x.float())
+        error = (look.layers[-1] - F.one_hot(y, K)).square().sum((1, 2)) / (2 * N)
+        ends.append(torch.cat([error, look.squared_norm]))
+    assert not torch.equal(*ends)
+    torch.testing.assert_close(*ends, rtol=0.01, atol=0)
+
+
+def test_a_processor_computes_in_full_precision_unless_it_is_told_otherwise(x):
+    ends = []
+    for option in ({}, {"mixed_precision": False}, {"mixed_precision": True}):
+        ensemble = single()
+        train(ensemble, x.float(), y, 3, 0.02, 1e-2, batch_size=8, **option)
+        ends.append(ensemble.parameters["conv1.weight"].detach())
+    assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
+
+
+def test_no_step_waits_for_the_device(x):
+    """Within an epoch, whatever the schedule; waits for the checks and the looks do not grow with the steps."""
+    schedule = {"warmup": 3, "slow_start": [4, 60, 3], "feature_slow_start": 5, "drop": 6}
+    found = []
+    for steps in (3, 24):
+        ensemble = Ensemble(networks())
+        with Waits() as waits:
+            train(ensemble, x, y, steps, 0.02, [0.03, 0.0, 0.2], 1e-3, batch_size=1, **schedule)
+        found.append(waits.found)
+    assert found[0] == found[1]
+
+
+def test_a_decay_that_grows_longer_than_the_run_and_one_that_never_does(x):
+    """A run of more steps is at the fifth where one of five steps ends: the schedule depends on the step only."""
+    ends = []
+    for steps in (5, 9):
+        ensemble, seen = Ensemble(networks(2)), {}
+
+        def look(step, ensemble=ensemble, seen=seen):
+            seen[step] = [part.detach().clone() for part in ensemble.parameters.values()]
+
+        train(ensemble, x, y, steps, 0.02, 0.1, batch_size=8, slow_start=[0, 7], looks=[5], callback=look)
+        ends.append(seen[5])
+    assert all(map(torch.equal, *ends))
