@@ -5,10 +5,11 @@
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make lint    check the code's form          make clean   remove _build
 # make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")
+# make constraints   renew constraints.txt, which pins what the packages of requirements.txt bring along
 # make record  keep what chapters executed with PROFILE=paper measured in recorded/ (CHAPTER=path-or-glob[,...])
 #
-# The first of these sets up .venv (PYTHON= names the interpreter, 3.10 or later), as does one after
-# requirements.txt changed.
+# The first of these sets up .venv (PYTHON= names the interpreter, 3.11 or later), as does one after
+# requirements.txt or constraints.txt changed.
 
 PYTHON  ?= python3
 VENV    ?= .venv
@@ -23,10 +24,11 @@ LAB     ?=
 DATA    ?=
 
 python := $(VENV)/bin/python
+pip    := -m pip install --quiet --disable-pip-version-check
 book   := $(python) -m lib.book
 options = --profile "$(PROFILE)" --chapter "$(CHAPTER)" --device "$(DEVICE)" --seed "$(SEED)"
 
-.PHONY: book execute publish status claims data record test lab bench lint clean
+.PHONY: book execute publish status claims data record test lab bench lint constraints clean
 .DEFAULT_GOAL := book
 
 book execute: $(VENV)/.ready
@@ -42,7 +44,7 @@ record: $(VENV)/.ready
 	@$(book) record --chapter "$(CHAPTER)"
 
 data: $(VENV)/.ready
-	@$(python) -m lib.data.image_sets fetch $(DATA)
+	@$(python) -m lib.data.image_files fetch $(DATA)
 
 test: $(VENV)/.ready
 	@$(python) -m pytest -q -n 2 --dist loadfile $(TESTS)
@@ -56,19 +58,26 @@ lint: $(VENV)/.ready
 lab: $(VENV)/.ready-lab
 	@PYTHONPATH="$(CURDIR)" JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab" $(python) -m jupyter lab $(LAB) chapters
 
+constraints:
+	@$(PYTHON) -m venv --clear _build/venv
+	@_build/venv/bin/python $(pip) -r requirements-lab.txt
+	@echo '# What the packages of requirements.txt and requirements-lab.txt bring along; `make constraints` writes it.' > $@.txt
+	@_build/venv/bin/python -m pip freeze | sed 's/+.*//' >> $@.txt
+	@rm -r _build/venv
+
 clean:
 	rm -rf _build
 
 # The stamp is written last: an installation that broke off is taken up again.
-$(VENV)/.ready: requirements.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; PYTHON=... names one")'
+$(VENV)/.ready: requirements.txt constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; PYTHON=... names one")'
 	@rm -f $@
 	@test -x $(python) && $(python) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "setting up $(VENV) (once, a few minutes)"
-	@$(python) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(python) $(pip) -r requirements.txt -c constraints.txt
 	@touch $@
 
 $(VENV)/.ready-lab: $(VENV)/.ready requirements-lab.txt
-	@$(python) -m pip install --quiet --disable-pip-version-check -r requirements-lab.txt
+	@$(python) $(pip) -r requirements-lab.txt -c constraints.txt
 	@JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab" $(VENV)/bin/jupytext-config set-default-viewer markdown myst
 	@touch $@

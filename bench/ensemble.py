@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lib.models.unconstrained import labels, one_hot, scores
-from lib.training.unconstrained import Runs, gradient_descent, random_start, select, together
+from lib.training.unconstrained import Descent, Runs, gradient_descent, random_runs, select, together
 
 #          K, n, decays of W_1 ... W_L, of H, bias, ReLU, scales of W_L ... W_1, H, runs in the book
 FIGURES = {
@@ -73,11 +73,11 @@ def _compare(figure, all_threads):
     """Threads of the loop, seconds for each run in each round (loop, one run, batch), largest difference of weights."""
     K, n, lam_w, lam_h, bias, relu, scales, runs = figure
     y = labels(K, n)
-    start = random_start(K, n, D, len(lam_w), range(runs), scales, bias)
+    start = random_runs(K, n, D, len(lam_w), range(runs), scales, bias)
     one = Runs(start.H[:1], [W[:1] for W in start.Ws], None if start.b is None else start.b[:1])
 
     def ours(part):
-        return gradient_descent(part, y, lam_w, lam_h, RATE, STEPS, relu=relu)
+        return gradient_descent(part, y, Descent(RATE, STEPS, lam_w, lam_h, relu=relu))
 
     def theirs(threads):
         torch.set_num_threads(threads)
@@ -106,14 +106,14 @@ def _seconds(job):
 def _deep(console, full):
     K, n, d, L, lam, rate, runs, total = DEEP
     before, y = torch.get_num_threads(), labels(K, n)
-    spread = random_start(K, n, d, L, range(runs), [d**-0.5] * L + [1.0])
+    spread = random_runs(K, n, d, L, range(runs), [d**-0.5] * L + [1.0])
     equal = spread._replace(H=spread.H.unflatten(-1, (K, n)).mean(-1).repeat_interleave(n, -1))
     halves = [list(range(0, runs, 2)), list(range(1, runs, 2))]
 
     def ours(start, steps):
         with ThreadPoolExecutor(2) as threads:
             return together(list(threads.map(
-                lambda half: gradient_descent(select(start, half), y, lam, lam, rate, steps, relu=True), halves
+                lambda half: gradient_descent(select(start, half), y, Descent(rate, steps, lam, relu=True)), halves
             )))  # fmt: skip
 
     def theirs(start, y, steps, threads=1):

@@ -27,9 +27,10 @@ from lib.models.sentences import initial_weights
 from lib.models.unconstrained import labels
 from lib.runs.devices import name as name_of
 from lib.training import perceptrons
-from lib.training.sentences import sentence_sgd
-from lib.training.sgd import train
-from lib.training.unconstrained import gradient_descent, random_start, select
+from lib.training.cuda_graphs import rounding_to_tf32
+from lib.training.sentences import SentenceSGD, sentence_sgd
+from lib.training.sgd import SGD, train
+from lib.training.unconstrained import Descent, gradient_descent, random_runs, select
 
 ROUNDS = 5
 #            on a GPU, on a processor
@@ -104,7 +105,8 @@ def _sentences(device: str) -> list[Kernel]:
     def ours(normalize, tf32):
         W, U = (part.clone() for part in start)
         order = torch.Generator().manual_seed(0)
-        sentence_sgd(W, U, x, y, LAM, 0.1, 100, steps, order, normalize, tf32=tf32)
+        with rounding_to_tf32(tf32):
+            sentence_sgd(W, U, x, y, SentenceSGD(LAM, 0.1, 100, steps, normalize), order)
 
     def kernel(name, normalize, tf32=False):
         plain = functools.partial(_plain_sgd, start, x, y, normalize, plain_steps)
@@ -119,13 +121,13 @@ def _gradient_descent(device: str) -> list[Kernel]:
     classes, n, d, layers, lam, rate, *_ = DEEP
     runs = RUNS[device == "cpu"]
     y = labels(classes, n, device)
-    start = random_start(classes, n, d, layers, range(runs), [d**-0.5] * layers + [1.0])
+    start = random_runs(classes, n, d, layers, range(runs), [d**-0.5] * layers + [1.0])
     start = start._replace(H=start.H.to(device), Ws=[W.to(device) for W in start.Ws])
     equal = start._replace(H=start.H.unflatten(-1, (classes, n)).mean(-1).repeat_interleave(n, -1))
     kernels = []
     for name, begin, factor in (("all samples", start, 1), ("class means", equal, 10)):
         steps, plain_steps = (2000 * factor, 300) if device == "cuda" else (100 * factor, 200)
-        ours = functools.partial(gradient_descent, begin, y, lam, lam, rate, steps, relu=True)
+        ours = functools.partial(gradient_descent, begin, y, Descent(rate, steps, lam, relu=True))
         plain = functools.partial(_loop, select(begin, [0]), y, [lam] * layers, lam, True, plain_steps, rate)
         kernels.append(Kernel(f"DUFM, {runs} runs, {name}", ours, runs * steps, plain, plain_steps))
     return kernels
@@ -136,13 +138,14 @@ def _perceptrons(device: str) -> list[Kernel]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, inputs, generator=generator).to(device)
     y = torch.randint(CLASSES, (runs, samples), generator=generator).to(device)
-    weights = perceptrons.start(range(runs), inputs, width, CLASSES, width, DEPTH, device=device)
+    weights = perceptrons.initialise(range(runs), inputs, width, CLASSES, width, DEPTH, device=device)
     model = mlp(inputs, width, CLASSES, width, DEPTH, seed=0).to(device)
     steps = math.ceil(samples / batch)
     names = ([("ce", 0.0), ("ls", 0.1)] * runs)[:runs]
 
     def ours():
-        perceptrons.train(weights, x, y, names, 2, 0.02, weight_decay=1e-3, batch_size=batch)
+        sgd = SGD(2, 0.02, weight_decay=1e-3, nesterov=True, batch_size=batch)
+        perceptrons.train_together(weights, x, y, names, sgd)
 
     def plain():
         optimiser = torch.optim.SGD(model.parameters(), 0.02, 0.9, weight_decay=1e-3, nesterov=True)
@@ -159,7 +162,7 @@ def _resnet(device: str) -> list[Kernel]:
     steps = math.ceil(samples / batch)
 
     def ours():
-        train(one, x, y, squared_error, 1, 1e-3, weight_decay=5e-4, batch_size=batch)
+        train(one, x, y, squared_error, SGD(1, 1e-3, weight_decay=5e-4, batch_size=batch))
 
     def plain():
         optimiser = torch.optim.SGD(other.parameters(), 1e-3, 0.9, weight_decay=5e-4)

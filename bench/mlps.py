@@ -14,9 +14,8 @@ from lib.cost import rates, seconds
 from lib.models.losses import label_relaxation, label_smoothing, one_hot_error
 from lib.models.networks import mlp
 from lib.training.cuda_graphs import rounding_to_tf32
-from lib.training.perceptrons import start
-from lib.training.perceptrons import train as train_together
-from lib.training.sgd import train
+from lib.training.perceptrons import initialise, train_together
+from lib.training.sgd import SGD, train
 
 DEPTH, CLASSES, EPOCHS = 9, 10, 2
 #    runs, width, batch, samples, inputs
@@ -71,16 +70,16 @@ def _compare(runs, width, batch, samples, inputs, device) -> tuple[list[float], 
     y = torch.randint(CLASSES, (runs, samples), generator=generator).to(device)
     steps = EPOCHS * math.ceil(samples / batch)
     names = sorted(list(LOSSES) * math.ceil(runs / len(LOSSES)))[:runs]
-    weights = start(range(runs), inputs, width, CLASSES, width, DEPTH, device=device)
+    weights = initialise(range(runs), inputs, width, CLASSES, width, DEPTH, device=device)
     models = [mlp(inputs, width, CLASSES, width, DEPTH, seed=seed).to(device) for seed in range(len(LOSSES))]
-    setting = {"learning_rate": 0.02, "weight_decay": 1e-3, "batch_size": batch, "nesterov": True}
+    sgd = SGD(EPOCHS, 0.02, weight_decay=1e-3, nesterov=True, batch_size=batch)
 
     def ours():
-        train_together(weights, x, y, names, EPOCHS, **setting)
+        train_together(weights, x, y, names, sgd)
 
     def theirs():
         for run, (model, loss) in enumerate(zip(models, LOSSES.values(), strict=True)):
-            train(model, x, y[run], loss, EPOCHS, mixed_precision=False, **setting)
+            train(model, x, y[run], loss, sgd, mixed_precision=False)
 
     together, alone = [], []
     with rounding_to_tf32():

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lib.models.losses import squared_error
 from lib.models.networks import resnet18, resnet20
 from lib.training import resnets
-from lib.training.sgd import train
+from lib.training.sgd import SGD, train
 
 #           samples, channels, side, width, batch
 SETTINGS = {
@@ -119,7 +119,7 @@ def _network(x, width):
 
 def _ours(x, y, width, batch_size) -> float:
     model = _network(x, width)
-    history = train(model, x, y, squared_error, 1, 1e-3, weight_decay=5e-4, batch_size=batch_size)
+    history = train(model, x, y, squared_error, SGD(1, 1e-3, weight_decay=5e-4, batch_size=batch_size))
     return history[-1]["seconds"]
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from lib.data.sentences import sentence_task
 from lib.models.sentences import SentenceSet, empirical_risk, full_batch_risk, initial_weights
 from lib.search.sentences import fit_sentences
-from lib.training.sentences import sentence_sgd
+from lib.training.sentences import SentenceSGD, sentence_sgd
 
 N_C, N_W, L, K, D, LAM, N_SPL = 3, 1200, 15, 1000, 100, 1e-3, 5
 #                word law, LayerNorm, tolerance, steps of SGD in the authors' published notebooks
@@ -62,7 +62,7 @@ def _compare(law: str, normalize: bool, tolerance: float, steps: int, full: bool
             if step % 50 == 0:
                 seen.append(risk(W, U).item())
 
-        sentence_sgd(W, U, x, y, LAM, 0.1, 100, 1000, generator, normalize, look)
+        sentence_sgd(W, U, x, y, SentenceSGD(LAM, 0.1, 100, 1000, normalize), generator, look)
         reached, sgd_seconds = min(seen), steps / fused
     first = next((i for i, value in enumerate(fit.record.values) if value <= reached), None)
     if first is None:
@@ -87,7 +87,7 @@ def _rate(run, steps: int) -> float:
 
 def _sgd(start, x, y, normalize, steps):
     W, U = start[0].clone(), start[1].clone()
-    sentence_sgd(W, U, x, y, LAM, 0.1, 100, steps, torch.Generator().manual_seed(0), normalize)
+    sentence_sgd(W, U, x, y, SentenceSGD(LAM, 0.1, 100, steps, normalize), torch.Generator().manual_seed(0))
     return W, U
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import json
+import difflib
 import math
-import textwrap
 from collections.abc import Iterable
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # what reads sources, as the command line of the book, does without it
+    import torch
 
 
 def integers(least: int, **values: int) -> None:
@@ -60,6 +60,30 @@ def not_negative(**values: float) -> None:
             raise ValueError(f"{name} = {value!r}: a number of at least 0 is needed")
 
 
+def per_run(runs: int, zero: bool = False, **values: float | Iterable) -> list[list[float]]:
+    """Each value for each of so many runs, from one number or a sequence (list, tensor) with one for each.
+
+    ValueError that names the first of the values which is neither, or has numbers that are not positive and finite;
+    with `zero` they may be 0.
+
+    >>> per_run(2, learning_rate=0.5, weight_decay=[0.1, 0.2])
+    [[0.5, 0.5], [0.1, 0.2]]
+    >>> per_run(3, weight_decay=[0.1, 0.2])
+    Traceback (most recent call last):
+    ValueError: weight_decay has 2 entries: one number, or one for each of 3 runs, is needed
+    """
+    found = []
+    for name, value in values.items():
+        value = value.tolist() if hasattr(value, "tolist") else value
+        numbers = list(value) if isinstance(value, Iterable) else [value] * runs
+        if len(numbers) != runs:
+            raise ValueError(f"{name} has {len(numbers)} entries: one number, or one for each of {runs} runs, is needed")
+        for number in numbers:
+            (not_negative if zero else positive)(**{name: number})
+        found.append(numbers)
+    return found
+
+
 def shares(**values: float) -> None:
     """ValueError that names the first of the values which is not a number in [0, 1).
 
@@ -82,60 +106,46 @@ def one_of(known: Iterable, **values: object) -> None:
     known = tuple(known)
     for name, value in values.items():
         if value not in known:
-            raise ValueError(f"{name} = {value!r}: one of {', '.join(map(repr, known))} is needed")
+            raise ValueError(f"{name} = {value!r}: one of {', '.join(map(repr, known))} is needed{nearest(value, known)}")
+
+
+def nearest(word: object, known: Iterable) -> str:
+    """The known names that are most like a word, as the end of a message; nothing where none is near.
+
+    >>> nearest("smkoe", ("smoke", "laptop", "paper"))
+    "; did you mean 'smoke'?"
+    """
+    close = difflib.get_close_matches(str(word), map(str, known), cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def finite(**tensors: torch.Tensor) -> None:
     """ValueError that names the first of the tensors which has entries that are not finite.
 
+    >>> import torch
     >>> finite(H=torch.tensor([1.0, float("nan")]))
     Traceback (most recent call last):
     ValueError: H has 1 entries that are not finite
     """
     for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{name} has {int((~torch.isfinite(tensor)).sum())} entries that are not finite")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} has {int((~tensor.isfinite()).sum())} entries that are not finite")
 
 
 def labels(y: torch.Tensor, N: int, K: int) -> None:
     """ValueError unless `y: (N,)` holds integers in 0..K-1, each class at least once.
 
+    >>> import torch
     >>> labels(torch.tensor([0, 2]), N=2, K=3)
     Traceback (most recent call last):
     ValueError: y: class 1 has no sample
     """
     if y.shape != (N,) or N == 0:
         raise ValueError(f"y has shape {tuple(y.shape)}; one label for each of N = {N} samples is needed")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+    if y.is_floating_point() or y.is_complex() or str(y.dtype) == "torch.bool":
         raise ValueError(f"y is {y.dtype}; labels are integers")
     if y.min() < 0 or y.max() >= K:
         raise ValueError(f"y has labels {int(y.min())} to {int(y.max())}; they are 0..{K - 1}")
-    empty = (torch.bincount(y, minlength=K) == 0).nonzero()
+    empty = (y.bincount(minlength=K) == 0).nonzero()
     if len(empty):
         raise ValueError(f"y: class {int(empty[0])} has no sample")
-
-
-def program(source: str) -> str:
-    """What a source text does, as JSON: without its docstrings, its comments and its layout, and the same for every
-    version of Python. Broken code comes back as it is.
-
-    >>> program("def f(x):\\n    'Twice x.'\\n    return 2*x  # doubled") == program("def f(x): return 2 * x")
-    True
-    """
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:
-        return source
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
-    return json.dumps(_shape(tree))
-
-
-def _shape(node):
-    """A syntax tree as lists; fields that are empty are left out, for versions of Python differ in those."""
-    if isinstance(node, ast.AST):
-        fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
-        return [type(node).__name__, *(field for field in fields if field[1] not in ("None", []))]
-    return [_shape(item) for item in node] if isinstance(node, list) else repr(node)

@@ -1,5 +1,21 @@
-"""What the chapters that tests make up begin with."""
+"""Throw-away books, which the tests of the pipeline build, edit and break."""
 
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import yaml
+
+from lib.book import run
+from lib.book.chapters import Page, chapters
+from lib.ledger import claims
+
+ROOT = Path(__file__).resolve().parents[1]
 HEADER = """---
 jupytext:
   formats: ipynb,md:myst
@@ -7,3 +23,136 @@ jupytext:
 kernelspec: {display_name: Python 3, language: python, name: python3}
 ---
 """
+CLAIM = {
+    "id": "fc-one",
+    "paper": "feature-collapse",
+    "where": "Theorem 1",
+    "kind": "number",
+    "statement": "It is 42.",
+    "expect": {"x": {"value": 42, "abs": 1}, "note": {"report": True}},
+}
+MEASURE = """from lib.ledger import claims
+from lib.helper import answer
+ledger = claims.open("feature-collapse", profile=profile)
+ledger.check("fc-one", measured={"x": answer(), "note": [1, 2]})
+ledger.skip("fc-two", reason="it takes a cluster")
+print(f"seed is {seed}")"""
+MACHINE = {"device": "cuda", "name": "Card 1", "torch": "2.13", "numpy": "2.3", "python": "3.11", "cuda": "13.0"}
+DATA = {"mnist": {"files": 4, "sha256": "0" * 64}}
+
+
+def _heed_interrupts():
+    """A shell that starts the suite in the background has it ignore interrupts, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Book:
+    """A book of two chapters, of which the first measures. What executed it may be made up or real."""
+
+    def __init__(self, root, exists=False):
+        self.root, self.build = root, root / "_build"
+        if exists:
+            return
+        self.write("lib/__init__.py", "")
+        self.write("lib/helper.py", '"""Helps."""\n\nfrom lib.deeper import value\n\ndef answer():\n    return value()\n')
+        self.write("lib/deeper.py", "def value():\n    return 42\n")
+        self.write("lib/unused.py", "nothing = None\n")
+        self.write("references.bib", "@book{b2000, author={A. Bee}, title={Bees}, publisher={P}, year={2000}}\n")
+        self.write("chapters/errata.yml", "errata: []\n")
+        self.write("chapters/intro.md", "# Intro\n\n[One](part/one.md), {cite}`b2000`.\n\n```{bibliography}\n```\n")
+        self.write("chapters/back/ledger.md", "# Ledger\n\n<!-- ledger -->\n")
+        self.declare(CLAIM, {**CLAIM, "id": "fc-two"})
+        self.chapter("one", MEASURE)
+        self.chapter("two", "print('two')")
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def edit(self, name, old, new):
+        text = (self.root / name).read_text()
+        assert old in text
+        self.write(name, text.replace(old, new))
+
+    def declare(self, *entries):
+        self.write("chapters/claims.yml", yaml.safe_dump({"claims": list(entries)}))
+
+    def chapter(self, name, *code, prose="Prose.", parameters="", part="part"):
+        head = f':tags: [parameters]\nprofile = "laptop"\nseed = 0\n{parameters}'
+        cells = "\n".join(f"```{{code-cell}} ipython3\n{each}\n```\n" for each in (head, *code))
+        self.write(f"chapters/{part}/{name}.md", f"{HEADER}# Chapter {name}\n\n{prose}\n\n{cells}")
+        files = sorted(path.relative_to(self.root) for path in (self.root / "chapters").glob("*/*.md"))
+        listed = "".join(f"- file: {path.with_suffix('')}\n" for path in files)
+        self.write("_toc.yml", f"format: jb-book\nroot: chapters/intro\nchapters:\n{listed}")
+
+    def page(self, name="one"):
+        return Page(f"chapters/part/{name}", self.root)
+
+    # ---------------------------------------------------------------------------------------- executions made up
+
+    def execute(self, name="one", profile="paper", x=42, without=(), **facts):
+        """What an execution with these values would leave."""
+        page = self.page(name)
+        about = {"verdict": "?", "expected": {}, "profile": profile, "device": "cuda", "seconds": 1.5}
+        about |= {"chapter": page.short, "dataset": "mnist"}
+        measured = [
+            {"id": "fc-one", "measured": {"x": x, "note": [1, 2]}, **about},
+            {"id": "fc-two", "measured": {}, "reason": "it takes a cluster", **about, "verdict": "not run"},
+        ]
+        notebook = nbformat.from_dict(json.loads(nbformat.writes(page.notebook)))
+        if name == "one":
+            notebook.cells[-1].outputs = [
+                nbformat.v4.new_output("display_data", data={claims.MIME: claim}) for claim in measured
+            ]
+        key = json.loads(json.dumps(page.key({"profile": profile, "device": "cuda"})))
+        noted = {"chapter": page.name, "key": key, "seconds": 9.5, "finished": "2026-11-22T10:00:00+00:00"}
+        noted |= {"machine": MACHINE, "data": DATA, "resumed": 0, **facts}
+        notebook.metadata["book"] = {key: value for key, value in noted.items() if key not in without}
+        path = run.executed_path(page)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, path)
+
+    def stale(self, **parameters):
+        """Why chapters have to be executed, by chapter."""
+        reasons = {page.path.stem: run.stale(page, {"profile": "laptop", **parameters}) for page in chapters(self.root)}
+        return {name: "; ".join(why) for name, why in reasons.items() if why}
+
+    # ---------------------------------------------------------------------------------- the real thing, by commands
+
+    def with_library(self):
+        """Let the book have its own copy of the library, so that commands can run in its folder."""
+        shutil.copytree(ROOT / "lib", self.root / "lib", dirs_exist_ok=True)
+        (self.root / "_static").mkdir()
+        for name in ("_config.yml", "_static/favicon.svg"):
+            shutil.copy(ROOT / name, self.root / name)
+        return self
+
+    def start(self, *arguments, **environment):
+        changed = {"BOOK_BUILD": None, "PYTHONPATH": None, "COLLAPSE_DATA": str(self.root / "data"), **environment}
+        environment = {key: value for key, value in {**os.environ, **changed}.items() if value is not None}
+        return subprocess.Popen(
+            [sys.executable, "-m", "lib.book", *arguments], cwd=self.root, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            preexec_fn=_heed_interrupts,
+        )  # fmt: skip
+
+    def run(self, *arguments, status=0, **environment):
+        process = self.start(*arguments, **environment)
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == status, output
+        return output
+
+    def executed(self):
+        """Which chapters have results, and when they got them."""
+        return {path.stem: path.stat().st_mtime_ns for path in (self.build / "executed").rglob("[!.]*.ipynb")}
+
+    def notebook(self, name):
+        return nbformat.read(self.build / "executed" / "chapters" / "part" / f"{name}.ipynb", as_version=4)
+
+    def printed(self, name):
+        outputs = (output for cell in self.notebook(name).cells for output in cell.get("outputs", []))
+        return "".join(output.get("text", "") for output in outputs)
+
+    def html(self, name):
+        return (self.build / "html" / "chapters" / f"{name}.html").read_text()

@@ -17,8 +17,8 @@ from lib.models.networks import resnet18, resnet20
 from lib.models.unconstrained import labels
 from lib.training import perceptrons, resnets, unconstrained
 from lib.training import sentences as descent_sentences
-from lib.training.sgd import train
-from lib.training.unconstrained import Runs, gradient_descent, random_start
+from lib.training.sgd import SGD, train
+from lib.training.unconstrained import Descent, Runs, gradient_descent, random_runs
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -97,16 +97,15 @@ def test_the_global_generators_are_left_alone(card):
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 
-def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30, **options):
+def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30):
     x, y = sentence_task(2, 6, 3, K=5, frequencies="zipf", seed=1).sample(12, seed=2)
 
     def run(device):
         W, U = (part.to(device, dtype) for part in models_sentences.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
         order, seen = torch.Generator().manual_seed(5), []
-        arguments = (W, U, x.to(device), y.to(device), 1e-2, 0.2, batch_size, steps, order, normalize)
-        descent_sentences.sentence_sgd(
-            *arguments, callback=lambda step: seen.append((step, W.cpu().clone())), every=every, **options
-        )
+        settings = descent_sentences.SentenceSGD(1e-2, 0.2, batch_size, steps, normalize)
+        look = lambda step: seen.append((step, W.cpu().clone()))  # noqa: E731
+        descent_sentences.sentence_sgd(W, U, x.to(device), y.to(device), settings, order, look, every)
         assert [step for step, _ in seen] == list(range(every, steps + 1, every))
         return [W.cpu(), U.cpu(), *(part for _, part in seen)]
 
@@ -134,15 +133,16 @@ def test_sgd_on_sentences_is_recorded_and_waits_for_its_looks_only():
 
 
 def descent(relu, bias, steps, per_run=False, reduce=True):
-    start = random_start(3, 12, 5, 3, range(4), 0.5, bias)
+    start = random_runs(3, 12, 5, 3, range(4), 0.5, bias)
     rate = torch.tensor([0.1, 0.2, 0.05, 0.1], dtype=torch.float64) if per_run else 0.1
 
     def run(device):
         there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], start.b.to(device) if bias else None)
         seen = []
         gradient_descent(
-            there, labels(3, 12, device), 0.01, 0.02, rate.to(device) if per_run else rate, steps, relu=relu,
-            every=50, watch=lambda step, runs: seen.append(runs), reduce=reduce,
+            there, labels(3, 12, device),
+            Descent(rate.to(device) if per_run else rate, steps, 0.01, 0.02, relu=relu, every=50, reduce=reduce),
+            watch=lambda step, runs: seen.append(runs),
         )  # fmt: skip
         return [part.cpu() for runs in seen for part in (runs.H, *runs.Ws, *([runs.b] if bias else []))]
 
@@ -159,7 +159,7 @@ def test_gradient_descent_agrees_to_rounding(card, relu, bias, per_run, reduce):
 @pytest.mark.parametrize("per_run", [False, True])
 def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(card, per_run, monkeypatch):
     """On a card graphs of several groups would wait for one another."""
-    start, y = random_start(3, 4, 5, 3, range(6), 0.5), labels(3, 4)
+    start, y = random_runs(3, 4, 5, 3, range(6), 0.5), labels(3, 4)
     means = start.H.unflatten(-1, (3, 4)).mean(-1).repeat_interleave(4, -1)
     start = start._replace(H=means + (start.H - means) * 0.1 ** torch.arange(2.0, 5.0, 0.5)[:, None, None])
     rate = torch.tensor([0.1, 0.2, 0.05, 0.1, 0.3, 0.15], dtype=torch.float64) if per_run else 0.2
@@ -171,8 +171,8 @@ def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(card, p
         groups[device.type] = []
         there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], None)
         end = gradient_descent(
-            there, y.to(device), 0.01, 0.02, rate.to(device) if per_run else rate, 600, relu=True, every=30,
-            tolerance=1e-3, singly=True,
+            there, y.to(device),
+            Descent(rate.to(device) if per_run else rate, 600, 0.01, 0.02, relu=True, every=30, tolerance=1e-3, singly=True),
         )  # fmt: skip
         return [part.cpu() for part in (end.H, *end.Ws)]
 
@@ -182,8 +182,8 @@ def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(card, p
 
 
 def test_groups_that_are_joined_keep_the_order_of_the_runs():
-    start, y, rate = random_start(3, 1, 5, 3, range(6), 0.5), labels(3, 1), torch.arange(1.0, 7, dtype=torch.float64)
-    pace = unconstrained._Pace(rate, [0.01] * 3, 0.02, 0.0, 3).of_runs(start.H)
+    start, y, rate = random_runs(3, 1, 5, 3, range(6), 0.5), labels(3, 1), torch.arange(1.0, 7, dtype=torch.float64)
+    pace = unconstrained._Pace(rate, [0.02, *[0.01] * 3], 0.0, 3).of_runs(start.H)
     group, mask = unconstrained._Group.of(torch.arange(6), start, unconstrained._means, y, pace, True), torch.arange(6) % 2 == 1
     (joined,) = unconstrained._joined([*group.part(mask), *group.part(~mask)])
     assert joined.index.tolist() == list(range(6)) and torch.equal(joined.pace.rate.flatten(), rate)
@@ -200,26 +200,25 @@ def test_gradient_descent_waits_for_its_looks_only():
     assert waits[0] == waits[1]
 
 
-def perceptrons(batch_size=16, tf32=True):
+def some_perceptrons(batch_size=16):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(53, 12, generator=generator, dtype=torch.float64)
     y = torch.randint(4, (5, 53), generator=generator)
     losses = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.7)]
 
     def run(device):
-        models = perceptrons.start(range(5), 12, 5, 4, 7, depth=3, dtype=torch.float64)
-        history = perceptrons.train(
-            models, x.to(device), y.to(device), losses, 2, 0.1, (1,), batch_size=batch_size, at_once=3, tf32=tf32
-        )
-        features = perceptrons.features(models, x.to(device), at_once=2)
-        return [*history, *models.matrices, *models.means, *models.variances, features.cpu()]
+        models = perceptrons.initialise(range(5), 12, 5, 4, 7, 3, device, torch.float64)
+        sgd = SGD(2, 0.1, (1,), weight_decay=1e-3, nesterov=True, batch_size=batch_size)
+        history = perceptrons.train_together(models, x.to(device), y.to(device), losses, sgd)
+        found = [*models.matrices, *models.means, *models.variances, perceptrons.features(models, x.to(device))]
+        return [*history, *(part.cpu() for part in found)]
 
     return run
 
 
 @pytest.mark.parametrize("batch_size", [16, 53])
 def test_perceptrons_agree_to_rounding(card, batch_size):
-    for ours, theirs in zip(*on_both(perceptrons(batch_size)), strict=True):
+    for ours, theirs in zip(*on_both(some_perceptrons(batch_size)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
 
 
@@ -227,7 +226,7 @@ def test_perceptrons_wait_between_epochs_only():
     waits = []
     for batch_size in (27, 14):
         with paper_card.Device() as device:
-            perceptrons(batch_size)(CUDA)
+            some_perceptrons(batch_size)(CUDA)
             waits.append(device.waits)
     assert waits[0] == waits[1]
 
@@ -250,7 +249,7 @@ def test_resnets_side_by_side_agree(card, float32_as_it_is, mixed_precision, rto
         models = [resnet20(4, 3, 1 / 8, head_layers=3, head_width=6, seed=seed) for seed in range(3)]
         ensemble, there = resnets.Ensemble(models, device), (x.to(device), y.to(device))
         resnets.train(ensemble, *there, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
-        scores = unconstrained.look(there[0]).layers[-1].cpu()
+        scores = ensemble.look(there[0]).layers[-1].cpu()
         return (scores - torch.nn.functional.one_hot(y, 4)).square().sum((1, 2))
 
     torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)
@@ -262,9 +261,8 @@ def test_a_resnet18_agrees(card, float32_as_it_is, mixed_precision, rtol):
 
     def run(device):
         model = resnet18(4, 1, 1 / 8, bias=False)
-        history = train(
-            model, x.to(device), y.to(device), squared_error, 2, 0.01, batch_size=16, mixed_precision=mixed_precision
-        )
+        there, sgd = (x.to(device), y.to(device)), SGD(2, 0.01, batch_size=16)
+        history = train(model, *there, squared_error, sgd, mixed_precision=mixed_precision)
         return torch.tensor([row["loss"] for row in history])
 
     torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)

@@ -19,9 +19,9 @@ from lib.models import networks
 from lib.models.sentences import SentenceSet, initial_weights
 from lib.models.unconstrained import activations, labels
 from lib.training import perceptrons, resnets
-from lib.training.sentences import sentence_sgd
-from lib.training.sgd import train
-from lib.training.unconstrained import gradient_descent, random_start
+from lib.training.sentences import SentenceSGD, sentence_sgd
+from lib.training.sgd import SGD, train
+from lib.training.unconstrained import Descent, gradient_descent, random_runs
 
 few = settings(max_examples=8, deadline=None)
 
@@ -59,7 +59,7 @@ def test_a_step_of_sgd_on_sentences_has_the_products_that_the_formula_counts(n_w
     x, y = sentences_of(n_w, L, K, 3 * batch)
     W, U = initial_weights(n_w, K, L, d, seed=0, scale=0.1)
     order = torch.Generator().manual_seed(0)
-    found = counted(sentence_sgd, W, U, x, y, 1e-3, 0.1, batch, 2, order, normalize)
+    found = counted(sentence_sgd, W, U, x, y, SentenceSGD(1e-3, 0.1, batch, 2, normalize), order)
     assert found == 2 * cost.sentence_step(n_w, L, K, d, batch).operations
 
 
@@ -104,23 +104,23 @@ def test_the_full_batch_risk_touches_what_the_formula_counts(d, N, direct):
 @given(st.integers(1, 4), st.integers(3, 6), st.integers(1, 3), st.integers(2, 7), st.integers(1, 4), st.booleans())
 def test_gradient_descent_has_the_products_that_the_formula_counts(runs, K, n, d, layers, bias):
     # in bfloat16 a processor takes the step of a GPU, whose products PyTorch sees
-    start = random_start(K, n, d, layers, range(runs), 0.1, bias)
+    start = random_runs(K, n, d, layers, range(runs), 0.1, bias)
     start = start._replace(H=start.H.bfloat16(), Ws=[W.bfloat16() for W in start.Ws])
     start = start._replace(b=start.b.bfloat16() if bias else None)
 
     def steps(count):
-        gradient_descent(start, labels(K, n), 0.01, 0.01, 0.1, count, relu=True, reduce=False)
+        gradient_descent(start, labels(K, n), Descent(0.1, count, 0.01, relu=True, reduce=False))
 
     expected = cost.descent_step(runs, [d] * layers, K, K * n, itemsize=2, bias=bias).operations
     assert counted(steps, 6) - counted(steps, 2) == 4 * expected
 
 
 def test_with_one_sample_for_each_class_gradient_descent_has_as_many_columns_as_classes():
-    start = random_start(5, 1, 4, 3, range(2), 0.1)
+    start = random_runs(5, 1, 4, 3, range(2), 0.1)
     start = start._replace(H=start.H.bfloat16(), Ws=[W.bfloat16() for W in start.Ws])
 
     def steps(count):
-        gradient_descent(start, labels(5, 1), 0.01, 0.01, 0.1, count, relu=True)
+        gradient_descent(start, labels(5, 1), Descent(0.1, count, 0.01, relu=True))
 
     assert counted(steps, 6) - counted(steps, 2) == 4 * cost.descent_step(2, [4, 4, 4], 5, columns=5).operations
 
@@ -128,7 +128,7 @@ def test_with_one_sample_for_each_class_gradient_descent_has_as_many_columns_as_
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_step_of_gradient_descent_touches_parameters_levels_and_targets(bias):
     K, n, d, layers, runs = 5, 3, 4, 3, 2
-    start = random_start(K, n, d, layers, range(runs), 0.1, bias)
+    start = random_runs(K, n, d, layers, range(runs), 0.1, bias)
     above = activations(start.H, start.Ws, relu=True)[1:] + [start.Ws[-1] @ start.H]  # the last: as the residual
     targets = F.one_hot(labels(K, n), K).double()
     parameters = [start.H, *start.Ws, *([start.b] if bias else [])]
@@ -164,10 +164,11 @@ def saved_by_autograd(model, x, y) -> list:
 def test_a_step_of_the_mlp_ensemble_has_the_products_that_the_formula_counts(
     runs, inputs, M, K, width, depth, batch, bias
 ):
-    models = perceptrons.start(range(runs), inputs, M, K, width, depth, bias=bias)
+    models = perceptrons.initialise(range(runs), inputs, M, K, width, depth, bias=bias)
     x, y = torch.randn(3 * batch, inputs), torch.arange(3 * batch) % K
     losses = [("ce", 0)] * runs
-    found = counted(perceptrons.train, models, x, y, losses, epochs=2, batch_size=batch, learning_rate=0.01)
+    sgd = SGD(2, 0.01, weight_decay=1e-3, nesterov=True, batch_size=batch)
+    found = counted(perceptrons.train_together, models, x, y, losses, sgd)
     assert found == 6 * cost.mlp_step(runs, inputs, M, K, width, depth, batch).operations
 
 
@@ -197,7 +198,7 @@ def test_a_step_of_a_network_has_the_products_and_the_traffic_that_the_formula_c
     work = cost.network_step(model, (batch, channels, side, side))
 
     def epochs(count):
-        train(copy.deepcopy(model), x, y, F.cross_entropy, count, learning_rate=0.01, batch_size=batch)
+        train(copy.deepcopy(model), x, y, F.cross_entropy, SGD(count, 0.01, batch_size=batch))
 
     assert counted(epochs, 2) - counted(epochs, 1) == 2 * work.operations  # without the look at the first sample
     x, y = x[:batch], y[:batch]

@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lib.book import chapters, records, run, site
+from lib.ledger import claims as ledger
+from lib.ledger import declarations, errata
+from lib.ledger.profiles import PROFILES
 
 app = typer.Typer(
     help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
@@ -21,7 +24,7 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
-Profile = typer.Option("laptop", help=f"One of {', '.join(chapters.PROFILES)}.")
+Profile = typer.Option("laptop", help=f"One of {', '.join(PROFILES)}.")
 Chapter = typer.Option("", help="A path or glob, several with commas between; empty for all chapters.")
 Device = typer.Option("auto", help=f"One of {', '.join(chapters.DEVICES)}.")
 Seed = typer.Option("", help="A whole number; empty for each chapter's own.")
@@ -147,7 +150,7 @@ def record(chapter: str = Chapter):
 
 def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
     """The selected chapters, the parameters to inject, the number of jobs; raises BadInput before any work."""
-    chapters.check_choice("profile", profile, chapters.PROFILES)
+    chapters.check_choice("profile", profile, PROFILES)
     chapters.check_choice("device", device, chapters.DEVICES)
     run.check_device(device)
     parameters: dict = {"profile": profile, "device": device}
@@ -169,16 +172,14 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     """Damaged declarations, claims that are undeclared, misspelt or checked twice, and errata without their section
     end the command here. A build of some chapters does not ask for the errata of all, and what makes a damaged
     record anew does not ask for the records that are there."""
-    from lib.ledger import claims as ledger
-
     try:
-        ledger.validate()
+        declarations.read()
         if recorded:
             records.check()
         files = [page.path for page in chapters.chapters()]
         ledger.check_sources(files)
         if not partial:
-            ledger.check_errata(files)
+            errata.check(files)
     except ValueError as error:
         raise chapters.BadInput(str(error)) from error
 
@@ -205,7 +206,7 @@ def _verdicts(page: chapters.Page) -> Counter:
     for record in site.render_claims(notebook, page) if notebook else []:
         verdict = record["verdict"]
         held = verdict.startswith("reproduced") or verdict == "supported"
-        counts["yes" if held else "not run" if verdict in ("not run", "not written yet") else "no"] += 1
+        counts["yes" if held else "not run" if verdict == "not run" else "no"] += 1
     return counts
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import yaml
 
-from lib.checks import program
+from lib.runs.store import program
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
-PROFILES = ("smoke", "laptop", "paper")
 DEVICES = ("auto", "cpu", "cuda")
 
-# Neither the pipeline nor the ledger nor the notes for the record change what a chapter computes: claim tables are
-# rendered again at each publishing, so an edit of lib/ledger/claims.py must not cost an execution. Every other module counts.
-NOT_INPUTS = ("lib.book", "lib.ledger.claims", "lib.ledger.notes")
+# Neither the pipeline nor the ledger changes what a chapter computes: claims are judged again at each publishing, so an
+# edit of them must not cost an execution. Every other module counts, and which column of the settings a profile is.
+NOT_INPUTS = re.compile(r"lib\.(book|ledger)(\.(?!profiles$)|$)")
 
 
 class BadInput(ValueError):
@@ -107,7 +106,7 @@ class Page:
         modules = imported_modules(self.code, self.root)
         return {
             "code": code_hash(self.code),
-            "lib": {name: _program(path.read_text(encoding="utf8")) for name, path in modules.items()},
+            "lib": {name: _module(path.read_text(encoding="utf8"))[0] for name, path in modules.items()},
             "files": {path.relative_to(self.root).as_posix(): _sha(path.read_bytes()) for path in self.files},
         }
 
@@ -187,18 +186,16 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
     Imports are read from the syntax tree, those inside functions included; modules named only at run time
     (`importlib.import_module`) are not seen. An imported module brings in its parent packages.
     """
-    files = _modules(root)
+    files = {}
+    for path in (root / "lib").rglob("*.py"):
+        files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
     found: dict[str, Path] = {}
-    queue = [name for cell in cells for name in _imports(_code(cell.source), "", files)]
+    queue = [name for cell in cells for name in _imports(_code(cell.source))]
     while queue:
         name = queue.pop()
-        parts = name.split(".")
-        for candidate in (".".join(parts[: i + 1]) for i in range(len(parts))):
-            if candidate in found or candidate not in files or _excluded(candidate):
-                continue
-            path = found[candidate] = files[candidate]
-            package = candidate if path.name == "__init__.py" else candidate.rpartition(".")[0]
-            queue.extend(_imports(path.read_text(encoding="utf8"), package, files))
+        if name in files and name not in found and not NOT_INPUTS.match(name):
+            found[name] = files[name]
+            queue += _module(files[name].read_text(encoding="utf8"))[1]
     return dict(sorted(found.items()))
 
 
@@ -224,41 +221,24 @@ def differences(old: dict | None, new: dict) -> list[str]:
     """What changed between two keys, in words; empty when the results of `old` are still good."""
     if not old:
         return ["never executed"]
-    reasons = []
-    if old["code"] != new["code"]:
-        reasons.append("its code cells changed")
+    edited = old["code"] != new["code"]
+    reasons = ["its code cells changed"] if edited else []
     for name, value in new["parameters"].items():
         before = old["parameters"].get(name)
-        if before != value and not (old["code"] != new["code"] and name not in old["parameters"]):
+        if before != value and not (edited and name not in old["parameters"]):
             reasons.append(f"parameter {name}: {before!r} -> {value!r}")
-    for name in sorted(set(old["lib"]) | set(new["lib"])):
-        if name not in new["lib"]:
-            reasons.append(f"{name} is no longer imported")
-        elif name not in old["lib"]:
-            reasons.append(f"{name} is imported now")
-        elif old["lib"][name] != new["lib"][name]:
-            reasons.append(f"{name} changed")
+    for name in sorted(old["lib"].keys() | new["lib"].keys()):
+        if old["lib"].get(name) != new["lib"].get(name):
+            gone, added = name not in new["lib"], name not in old["lib"]
+            reasons.append(f"{name} {'is no longer imported' if gone else 'is imported now' if added else 'changed'}")
     for name, version in new["versions"].items():
         if old["versions"].get(name) != version:
             reasons.append(f"{name} {old['versions'].get(name)} -> {version}")
     if old["data"] != new["data"]:
         reasons.append("the data set changed")
-    if old["files"] != new["files"]:
-        changed = {name for name, _ in old["files"].items() ^ new["files"].items()}
+    if changed := {name for name, _ in old["files"].items() ^ new["files"].items()}:
         reasons.append(f"{', '.join(sorted(changed))} changed")
     return reasons
-
-
-def _modules(root: Path) -> dict[str, Path]:
-    files = {}
-    for path in sorted((root / "lib").rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return files
-
-
-def _excluded(name: str) -> bool:
-    return any(name == other or name.startswith(f"{other}.") for other in NOT_INPUTS)
 
 
 def _code(source: str) -> str:
@@ -267,45 +247,29 @@ def _code(source: str) -> str:
 
 
 def _parse(source: str) -> ast.Module:
-    """The syntax tree of a cell."""
-    return _module(_code(source))
-
-
-def _module(source: str) -> ast.Module:
-    """The syntax tree; broken code gives an empty one."""
+    """The syntax tree of a cell; broken code gives an empty one."""
     try:
-        return ast.parse(source)
+        return ast.parse(_code(source))
     except SyntaxError:
         return ast.Module(body=[], type_ignores=[])  # the execution of the chapter will say where
 
 
-def _imports(source: str, package: str, files: dict[str, Path]):
-    """The modules of lib that a source names in its imports; `files` are those that there are."""
-    for level, base, names in _import_statements(source):
-        if level:
-            parts = package.split(".")
-            base = ".".join([*parts[: len(parts) - level + 1], *([base] if base else [])])
-        if base.split(".")[0] == "lib":
-            yield base
-            yield from (f"{base}.{name}" for name in names if f"{base}.{name}" in files)
-
-
-@functools.cache
-def _import_statements(source: str) -> list[tuple[int, str, list[str]]]:
-    """How many levels up, from where, and what; several pages ask for the same modules."""
-    found: list[tuple[int, str, list[str]]] = []
-    for node in ast.walk(_module(source)):
+def _imports(source: str) -> list[str]:
+    """What a source imports, in full (`lib.a` and `lib.a.b` for `from lib.a import b`), and the packages above."""
+    names: list[str] = []
+    for node in ast.walk(_parse(source)):
         if isinstance(node, ast.Import):
-            found += [(0, alias.name, []) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or "", [alias.name for alias in node.names]))
-    return found
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    parts = [name.split(".") for name in names if name.startswith("lib.") or name == "lib"]
+    return [".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)]
 
 
 @functools.cache
-def _program(source: str) -> str:
-    """Hash of what a module does: neither its comments nor its docstrings nor the way it is laid out count."""
-    return _sha(program(source).encode())
+def _module(source: str) -> tuple[str, list[str]]:
+    """Hash of what a module does, in which neither comments nor docstrings nor layout count, and what it imports."""
+    return _sha(program(source).encode()), _imports(source)
 
 
 def version(name: str) -> str | None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import os
 import re
 from pathlib import Path
 
 from lib.book.chapters import ROOT, BadInput, Page, chapters, differences
-from lib.book.run import executed_key, executed_notebook
-from lib.ledger import claims
+from lib.book.run import executed_notebook, noted
+from lib.checks import nearest
+from lib.data.files import atomically
+from lib.ledger import claims, declarations
 
 FORMAT = 1
-FIELDS = ("format", "chapter", "profile", "finished", "seconds", "machine", "data", "parameters", "hashes", "claims")
 CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
 
 
@@ -34,30 +34,21 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
     and where the folder cannot be written to.
     """
     measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
-    found: dict[str, list[Page]] = {}
-    for page in selected:
-        if page.path in measuring:
-            key = executed_key(page)
-            found.setdefault(key["parameters"].get("profile", "") if key else "", []).append(page)
-    others = [
-        f"{', '.join(page.short for page in pages)}: " + (f"profile {profile!r}" if profile else "never executed")
-        for profile, pages in sorted(found.items())
-        if profile != "paper"
-    ]
-    if "paper" not in found:
+    profiles = {page: _profile(page) for page in selected if page.path in measuring}
+    others = [f"{page.short}: {profile}" for page, profile in profiles.items() if profile != "profile 'paper'"]
+    if len(others) == len(profiles):
         reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
         raise BadInput(f"nothing to record: no chapter was executed with profile 'paper'{reason}")
     records, problems = [], []
-    for page in found["paper"]:
+    for page in (page for page, profile in profiles.items() if profile == "profile 'paper'"):
         try:
             taken = take(page)
+            if taken["machine"]["device"] == "cpu" and (card := _current_card(page, root)):
+                others.append(f"{page.short}: its record was made on {card}, and a CPU does not replace it")
+            else:
+                records.append(taken)
         except BadInput as problem:
             problems.append(str(problem))
-            continue
-        if taken["machine"]["device"] == "cpu" and (card := _current_card(page, root)):
-            others.append(f"{page.short}: its record was made on {card}, and a CPU does not replace it")
-        else:
-            records.append(taken)
     if problems:
         raise BadInput("\n".join([*problems, "nothing was recorded"]))
     try:
@@ -69,49 +60,39 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
     return written
 
 
+def _profile(page: Page) -> str:
+    about = noted(page)
+    return f"profile {about['key']['parameters'].get('profile')!r}" if about else "never executed"
+
+
 def _current_card(page: Page, root: Path) -> str:
     """The name of the GPU that the chapter's record was made on, if there is one that holds."""
-    path = path_of(page.short, root)
     try:
-        kept = _load(path) if path.is_file() else None
-    except ValueError:  # damaged: to be made anew
+        kept = _load(path_of(page.short, root))
+    except ValueError:  # absent or damaged: to be made anew
         return ""
-    if not kept or kept["machine"]["device"] == "cpu" or changes(page, kept["hashes"]):
-        return ""
-    return kept["machine"]["name"]
+    on_card = kept["machine"]["device"] != "cpu" and not changes(page, kept["hashes"])
+    return kept["machine"]["name"] if on_card else ""
 
 
 def take(page: Page) -> dict:
     """The record of a chapter as it was last executed. Raises BadInput with what stands against it."""
-    key, notebook = executed_key(page), executed_notebook(page)
-    if key is None or notebook is None:
-        raise BadInput(f"{page.name}.md has not been executed")
-    noted = json.loads(json.dumps(notebook.metadata.book))
-    hashes = {part: noted["key"][part] for part in ("code", "lib", "files")}
+    about = noted(page)
+    hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
     if reasons := changes(page, hashes):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
-    missing = [name for name in ("finished", "machine", "data", "seconds") if name not in noted]
-    if missing:
-        raise BadInput(
-            f"{page.name}.md was executed without a note of {', '.join(missing)}; execute it again (with --force)"
-        )
-    measured = []
-    for claim in claims.collect(notebook):
-        if claim["profile"] != "paper":
-            raise BadInput(f"{page.name}.md: claim {claim['id']!r} was measured with profile {claim['profile']!r}")
-        try:
-            claim = claims.judge(claim)
-        except ValueError as error:
-            raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
-        measured.append({name: claim[name] for name in (*CLAIM, "reason") if name in claim})
+    try:
+        measured = [claims.judge(claim) for claim in claims.collect(executed_notebook(page))]
+    except ValueError as error:
+        raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
     taken = {
         "format": FORMAT,
         "chapter": page.short,
         "profile": "paper",
-        **{name: noted[name] for name in ("finished", "seconds", "machine", "data")},
-        "parameters": noted["key"]["parameters"],
+        **{name: about[name] for name in ("finished", "seconds", "machine", "data")},
+        "parameters": about["key"]["parameters"],
         "hashes": hashes,
-        "claims": measured,
+        "claims": [{name: claim[name] for name in (*CLAIM, "reason") if name in claim} for claim in measured],
     }
     return {**taken, "checksum": checksum(taken)}
 
@@ -134,16 +115,9 @@ def _write_record(record: dict, root: Path) -> bool:
     content = (json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
     if path.is_file() and path.read_bytes() == content:
         return False
-    write(path, content)
+    with atomically(path) as partial:
+        partial.write_bytes(content)
     return True
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -171,7 +145,7 @@ def check(root: Path = ROOT) -> list[dict]:
     ValueError, naming the file, for one that is damaged or was edited, for a claim that is not declared, and for one
     that two files hold.
     """
-    declared, places, everything = claims.declarations(), {}, []
+    declared, places, everything = declarations.read().claims, {}, []
     for path in sorted((root / "recorded").rglob("*.json")):
         kept = _load(path)
         chapter = kept["chapter"]
@@ -180,7 +154,7 @@ def check(root: Path = ROOT) -> list[dict]:
         for claim in kept["claims"]:
             name = claim["id"]
             if name not in declared:
-                near = claims._nearest(name, declared)
+                near = nearest(name, declared)
                 raise ValueError(
                     f"{path}: claim {name!r} is not declared{near}; record {chapter} anew, or delete its file"
                 )
@@ -207,16 +181,10 @@ def _load(path: Path) -> dict:
         kept = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError) as error:  # no JSON, no UTF-8, or no right to read it
         raise ValueError(f"{path}: a damaged record ({error}); {again}") from None
-    if not isinstance(kept, dict) or "format" not in kept:
+    if not isinstance(kept, dict) or not {"format", "checksum"} <= kept.keys():
         raise ValueError(f"{path}: not a record; {again}")
     if kept["format"] != FORMAT:
         raise ValueError(f"{path}: a record of format {kept['format']!r}, this book reads format {FORMAT}; {again}")
-    for what, names in (
-        ("lacks", {*FIELDS, "checksum"} - kept.keys()),
-        ("has an unknown", kept.keys() - {*FIELDS, "checksum"}),
-    ):
-        if names:
-            raise ValueError(f"{path}: the record {what} {', '.join(map(repr, sorted(names)))}; {again}")
     if kept["checksum"] != (computed := checksum(kept)):
         raise ValueError(
             f"{path}: the record was damaged or edited, its checksum says {kept['checksum']} and its contents give "
@@ -240,7 +208,7 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
     kept: what `read` found. live: {id: record} of this build, whose tables the claims are linked to. One table for
     each paper; claims of one chapter that are in the same state share a row.
     """
-    declared = claims.declarations()
+    declared = declarations.read().claims
     everything = chapters(root)
     home = {page.path: page for page in everything}
     order = {page: number for number, page in enumerate(everything)}
@@ -250,7 +218,7 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
         f"{len(current)} of the {len(declared)} claims have a current record, {current.count('cuda')} of them of a run "
         "on a GPU."
     ]
-    for paper, title in claims.PAPERS.items():
+    for paper, title in declarations.PAPERS.items():
         rows: dict[tuple[Page, str], list[str]] = {}
         for name in sorted(places, key=lambda name: order[places[name]]):
             if declared[name]["paper"] == paper:

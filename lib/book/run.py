@@ -1,19 +1,18 @@
-"""Executing chapters: papermill on each stale one, finished notebooks kept one by one, and finished runs inside one.
+"""Executing chapters: nbclient on each stale one, finished notebooks kept one by one, and finished runs inside one.
 
-A kernel finds in its environment what it reports to and keeps things in: COLLAPSE_NOTES, a file for `lib.ledger.notes`, and
-COLLAPSE_UNFINISHED, a folder for `lib.runs.kept` that belongs to one key of the chapter. Where chapters run side by side,
-COLLAPSE_GPU_SHARE is the part of the GPU's memory that `lib.runs.devices` leaves to each.
+A kernel finds in its environment what it reports to and keeps things in: COLLAPSE_NOTES, a file for `lib.ledger.notes`,
+and COLLAPSE_UNFINISHED, a folder for `lib.runs.kept` that belongs to one key of the chapter. Where chapters run side by
+side, COLLAPSE_GPU_SHARE is the part of the GPU's memory that `lib.runs.devices` leaves to each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import fcntl
-import functools
 import hashlib
 import json
-import logging
 import math
 import os
 import platform
@@ -22,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -31,8 +29,9 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lib.book.chapters import BUILD, BadInput, Page, differences, version
-from lib.ledger.claims import ORIGINALS
+from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes
+from lib.ledger.verdict import ORIGINALS
 from lib.runs import devices
 
 MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
@@ -50,6 +49,9 @@ class Outcome:
     error: str = ""
 
 
+# -------------------------------------------------------------------------------------------------- what there is
+
+
 def executed_path(page: Page) -> Path:
     return BUILD / "executed" / f"{page.name}.ipynb"
 
@@ -59,41 +61,32 @@ def _failed_path(page: Page) -> Path:
 
 
 def executed_notebook(page: Page):
-    """The executed notebook of a chapter, or None when there is none that can be read."""
+    """The executed notebook of a chapter, or None where there is none that :func:`noted` knows."""
     import nbformat
 
-    try:
-        notebook = nbformat.read(executed_path(page), as_version=4)
-    except (OSError, ValueError, nbformat.reader.NotJSONError, nbformat.ValidationError):
-        return None
-    return notebook if "book" in notebook.metadata else None
+    return nbformat.read(executed_path(page), as_version=4) if noted(page) else None
 
 
-def _execution(page: Page) -> dict:
-    """What is noted about the execution that made the kept notebook of a chapter; empty when there is none."""
-    try:
-        noted = json.loads(executed_path(page).read_text(encoding="utf8"))["metadata"]["book"]
-    except (OSError, ValueError, KeyError, TypeError):  # absent, cut off, or of another version
-        return {}
-    return noted if isinstance(noted, dict) else {}
+def noted(page: Page) -> dict:
+    """What is noted about the execution that made the kept notebook of a chapter: its key, the machine, the time.
 
-
-def executed_key(page: Page) -> dict | None:
-    """The key that the kept notebook of a chapter was executed with."""
-    key = _execution(page).get("key")
+    Empty where there is no notebook, or one that was cut off or is of another version of this module.
+    """
     parts = {"code", "parameters", "lib", "versions", "data", "files"}
-    return key if isinstance(key, dict) and parts <= key.keys() else None
-
-
-def last_seconds(page: Page) -> float:
-    """How long the last execution of a chapter took; infinity where none is known, which may be the longest."""
-    seconds = _execution(page).get("seconds")
-    return float(seconds) if isinstance(seconds, (int, float)) else math.inf
+    try:
+        book = json.loads(executed_path(page).read_text(encoding="utf8"))["metadata"]["book"]
+        known = parts <= book["key"].keys() and {"finished", "seconds", "machine", "data"} <= book.keys()
+        return book if known else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def stale(page: Page, parameters: dict) -> list[str]:
     """Why a chapter has to be executed; empty when it has not."""
-    return differences(executed_key(page), page.key(parameters))
+    return differences(noted(page).get("key"), page.key(parameters))
+
+
+# ----------------------------------------------------------------------------------------------------- the machine
 
 
 @contextlib.contextmanager
@@ -111,11 +104,8 @@ def lock(announce):
 
 def check_device(device: str) -> None:
     """Raises BadInput when the machine has no such device; torch is only asked when one is asked for by name."""
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
+    if device == "cuda" and (why := devices.missing()):
+        raise BadInput(f"device 'cuda' is not available: {why}; use auto or cpu")
 
 
 def cores() -> int:
@@ -130,13 +120,21 @@ def default_jobs() -> int:
     return min(cores(), MOST_JOBS)
 
 
-def _why_cpu() -> str:
-    """Why `auto` is the CPU, empty where it is a GPU. torch, slow to import, is only asked where there is a driver."""
-    if not devices.has_driver():
-        return devices.no_driver()
-    import torch
+def _prepare_environment(root: Path, jobs: int) -> None:
+    """Kernels inherit these: the interpreter that runs, the root of the repository, no settings of the user's own."""
+    os.chdir(root)
+    path = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    os.environ["IPYTHONDIR"] = str(BUILD / ".ipython")
+    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+    os.environ.pop("MPLBACKEND", None)
+    if jobs > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
+        os.environ.setdefault("COLLAPSE_GPU_SHARE", f"{GPU_MEMORY / jobs:.3f}")
 
-    return "" if torch.cuda.is_available() else devices.missing()
+
+# ------------------------------------------------------------------------------------------------ many chapters
 
 
 def execute(selected: list[Page], parameters: dict, jobs: int, console, force: bool = False) -> list[Outcome]:
@@ -145,58 +143,52 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     A failing chapter leaves its partial notebook in `failed/` and stops no other. On KeyboardInterrupt the kernels
     are killed before it is passed on; finished chapters stay.
     """
-    stale_ones = functools.partial(_stale_ones, selected, parameters, force)
-    todo = stale_ones()
-    if _download([page for page, _ in todo], parameters, console):
-        todo = stale_ones()  # what lies in the data folder counts
-    outcomes = {}
-    for page in {*selected} - {page for page, _ in todo}:
-        outcomes[page.name] = Outcome(page, "current")
+
+    def to_do() -> dict[Page, list[str]]:
+        reasons = {page: ["asked for"] if force else stale(page, parameters) for page in selected}
+        return {page: why for page, why in reasons.items() if why}
+
+    todo = to_do()
+    if _download(todo, parameters, console):
+        todo = to_do()  # what lies in the data folder counts
+    outcomes = {page: Outcome(page, "current") for page in selected if page not in todo}
+    for page in outcomes:
         _failed_path(page).unlink(missing_ok=True)
-    if parameters.get("device") == "auto" and any("device" in page.declared for page, _ in todo):
-        why = _why_cpu()
-        if why:
-            console.print(f"device auto: the CPU, because {why}")
-    if jobs > 1:
-        todo.sort(key=lambda entry: -last_seconds(entry[0]))
+    on_auto = parameters.get("device") == "auto" and any("device" in page.declared for page in todo)
+    if on_auto and (why := devices.missing()):
+        console.print(f"device auto: the CPU, because {why}")
+    if jobs > 1:  # what was never executed may be the longest
+        todo = dict(sorted(todo.items(), key=lambda entry: -noted(entry[0]).get("seconds", math.inf)))
     if todo:
-        for outcome in _execute_all(todo, parameters, jobs, console, force):
-            outcomes[outcome.page.name] = outcome
-    return [outcomes[page.name] for page in selected]
+        outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console, force)}
+    return [outcomes[page] for page in selected]
 
 
-def _stale_ones(selected, parameters, force) -> list[tuple[Page, list[str]]]:
-    reasons = [(page, ["asked for"] if force else stale(page, parameters)) for page in selected]
-    return [(page, why) for page, why in reasons if why]
-
-
-def _download(pages: list[Page], parameters: dict, console) -> bool:
+def _download(pages, parameters: dict, console) -> bool:
     """Fetch the image sets that these chapters want in the paper profile; was anything fetched?
 
     It is done before any of them begins, since what lies in the data folder counts for all of them. A chapter whose
     code has `download=` in it wants the sets whose names its code has as texts. Where that fails, a line says so.
     """
-    paper = parameters.get("profile") == "paper"
-    wanted = {name for page in pages if paper and page.declared.get("dataset") == "auto" for name in _sets(page)}
-    if not wanted:
+    names = set()
+    for page in pages:
+        code = "\n".join(cell.source for cell in page.code)
+        if parameters.get("profile") == "paper" and page.declared.get("dataset") == "auto" and "download=" in code:
+            names.update(re.findall(f"""["']({"|".join(ORIGINALS)})["']""", code))
+    if not names:
         return False
-    names = [name for name in ORIGINALS if name in wanted]
+    names = [name for name in ORIGINALS if name in names]
     with console.status(f"looking for {', '.join(names)}"):
-        command = [sys.executable, "-m", "lib.data.image_sets", "fetch", *names]
-        process = subprocess.run(command, cwd=pages[0].root, capture_output=True, text=True)
+        command = [sys.executable, "-m", "lib.data.image_files", "fetch", *names]
+        process = subprocess.run(command, cwd=next(iter(pages)).root, capture_output=True, text=True)
     for line in process.stderr.splitlines():
         if line.startswith("error: "):
             console.print(line.removeprefix("error: "))
     return "downloaded into" in process.stdout
 
 
-def _sets(page: Page) -> list[str]:
-    code = "\n".join(cell.source for cell in page.code)
-    return re.findall(f"""["']({"|".join(ORIGINALS)})["']""", code) if "download=" in code else []
-
-
-def _execute_all(todo, parameters, jobs, console, force) -> list[Outcome]:
-    _prepare_environment(todo[0][0].root, jobs)
+def _execute_all(todo: dict[Page, list[str]], parameters, jobs, console, force) -> list[Outcome]:
+    _prepare_environment(next(iter(todo)).root, jobs)
     shutil.rmtree(BUILD / "running", ignore_errors=True)  # what an interrupted build left
     done: list[Outcome] = []
     clients: set = set()
@@ -205,17 +197,16 @@ def _execute_all(todo, parameters, jobs, console, force) -> list[Outcome]:
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             whole = progress.add_task("chapters", total=len(todo))
-            pending = {
-                pool.submit(_execute_one, page, reasons, parameters, progress, clients, force) for page, reasons in todo
-            }
+            rest = parameters, progress, clients, force
+            pending = {pool.submit(_execute_one, page, reasons, *rest) for page, reasons in todo.items()}
             while pending:
                 # not for ever: an interrupt that another thread receives is only seen when this one wakes
                 finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    outcome = future.result()
-                    done.append(outcome)
+                    done.append(one := future.result())
                     progress.advance(whole)
-                    progress.print(_progress_line(outcome, len(done), len(todo)), highlight=False, markup=False)
+                    line = f"[{len(done)}/{len(todo)}] {one.page.short}: {one.state} in {one.seconds:.1f} s"
+                    progress.print(line, highlight=False, markup=False)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for client in list(clients):
@@ -226,59 +217,80 @@ def _execute_all(todo, parameters, jobs, console, force) -> list[Outcome]:
     return done
 
 
-def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> Outcome:
-    import nbformat
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
+def _kill_kernel(client) -> None:
+    process = getattr(getattr(client.km, "provisioner", None), "process", None)
+    if process is not None:
+        with contextlib.suppress(OSError):  # kernels lead a session of their own, their children die with them
+            os.killpg(process.pid, signal.SIGKILL)
 
-    _register_engine()
+
+# ---------------------------------------------------------------------------------------------------- one chapter
+
+
+def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> Outcome:
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
     started = time.monotonic()
     key = page.key(parameters)
-    running = BUILD / "running" / f"{page.name}.ipynb"
-    source, log, notes = (running.with_suffix(suffix) for suffix in (".source.ipynb", ".log", ".notes"))
     unfinished = _unfinished(page, key, force)
-    running.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(page.notebook, source)
-    declared = {name: value for name, value in parameters.items() if name in page.declared}
-    bar = progress.add_task(f"  {page.short}", total=len(page.code) + bool(declared))
+    running = BUILD / "running" / page.name
+    running.mkdir(parents=True, exist_ok=True)
+    log, notes = running / "log", running / "notes"
+    environment = {"COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)}
+    notebook = _with_parameters(page, parameters)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    bar = progress.add_task(f"  {page.short}", total=len(cells))
+    begun = []
+    client = NotebookClient(
+        notebook, timeout=None, kernel_name="python3", record_timing=False,
+        on_cell_execute=lambda cell, **_: begun.append(cell), on_cell_executed=lambda **_: progress.advance(bar),
+    )  # fmt: skip
+    clients.add(client)
     error = ""
     try:
-        papermill.execute_notebook(
-            source, running, parameters=declared, engine_name="book", kernel_name="python3",
-            progress_bar=False, clients=clients, on_cell=lambda **_: progress.advance(bar), log=log,
-            environment={
-                "COLLAPSE_CHAPTER": page.short, "COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)
-            },
-        )  # fmt: skip
-    except PapermillExecutionError as failure:
-        error = _failure(running, f"{failure.ename}: {failure.evalue}")
-    except Exception as failure:  # a kernel that died, a notebook that papermill refuses
-        last = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else []
-        error = _failure(running, "\n".join([f"{type(failure).__name__}: {failure}", *last]))
+        with open(log, "w") as stderr:
+            client.execute(env={**os.environ, "COLLAPSE_CHAPTER": page.short, **environment}, stderr=stderr)
+    except CellExecutionError as failure:
+        error = f"{failure.ename}: {failure.evalue}"
+    except Exception as failure:  # a kernel that died
+        last = log.read_text(errors="replace").splitlines()[-5:]
+        error = "\n".join([f"{type(failure).__name__}: {failure}", *last])
     finally:
+        clients.discard(client)
         progress.remove_task(bar)
     seconds = time.monotonic() - started
-    failed = _failed_path(page)
-    source.unlink(missing_ok=True)
     if error:
-        failed.parent.mkdir(parents=True, exist_ok=True)
-        if running.exists():
-            os.replace(running, failed)
-            error += f"\nthe notebook up to there: {failed}"
+        _write(notebook, _failed_path(page))
+        error = f"{_place(cells, begun)}{error}\nthe notebook up to there: {_failed_path(page)}"
         if unfinished.exists():
             error += "\nits finished runs are kept: the next build goes on from them, unless the code changes"
         return Outcome(page, "failed", seconds, reasons, error)
-    notebook = nbformat.read(running, as_version=4)
-    for name in ("input_path", "output_path"):  # where it was executed is nobody's business
-        notebook.metadata.papermill.pop(name, None)
     notebook.metadata["book"] = {"chapter": page.name, "key": key, **_facts(notes, seconds)}
-    nbformat.write(notebook, running)
-    final = executed_path(page)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(running, final)  # atomic: the chapter is either finished or not there
-    failed.unlink(missing_ok=True)
+    _write(notebook, executed_path(page))
+    _failed_path(page).unlink(missing_ok=True)
     shutil.rmtree(unfinished, ignore_errors=True)
     return Outcome(page, "executed", seconds, reasons)
+
+
+def _with_parameters(page: Page, parameters: dict):
+    """The chapter as a notebook, with a cell that sets the parameters which it declares."""
+    from papermill.parameterize import parameterize_notebook
+
+    notebook = copy.deepcopy(page.notebook)
+    declared = {name: value for name, value in parameters.items() if name in page.declared}
+    if declared:
+        notebook.metadata["papermill"] = {}
+        notebook = parameterize_notebook(notebook, declared, kernel_name="python3", language="python")
+        del notebook.metadata["papermill"]
+    return notebook
+
+
+def _write(notebook, path: Path) -> None:
+    import nbformat
+
+    with atomically(path) as partial:
+        nbformat.write(notebook, partial)
 
 
 def _unfinished(page: Page, key: dict, anew: bool) -> Path:
@@ -302,7 +314,7 @@ def _facts(path: Path, seconds: float) -> dict:
     device = chosen[-1] if chosen else {"device": "cpu", "name": devices.name("cpu")}
     return {
         "seconds": round(seconds + sum(fact["seconds"] for fact in by_kind["resumed"]), 1),
-        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             "device": device["device"],
             "name": device["name"],
@@ -316,74 +328,12 @@ def _facts(path: Path, seconds: float) -> dict:
     }
 
 
-def _failure(path: Path, message: str) -> str:
-    """Which cell failed, its first lines, and the error, for the terminal."""
-    import nbformat
-
-    try:
-        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    except (OSError, ValueError):
-        return message
-    cells = [cell for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-    begun = [
-        number for number, cell in enumerate(cells, start=1) if cell.metadata.get("papermill", {}).get("start_time")
-    ]
+def _place(cells, begun) -> str:
+    """Which cell failed, and its first lines: the last one that was begun."""
     if not begun:
-        return message
-    lines = cells[begun[-1] - 1].source.strip().splitlines()  # the last cell that was begun is the one that failed
+        return ""
+    own = [cell for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    lines = begun[-1].source.strip().splitlines()
     head = "\n".join(f"    {line}" for line in lines[:5]) + ("\n    ..." if len(lines) > 5 else "")
-    return f"code cell {begun[-1]} of {len(cells)}:\n{head}\n{message}"
-
-
-def _progress_line(outcome: Outcome, number: int, total: int) -> str:
-    return f"[{number}/{total}] {outcome.page.short}: {outcome.state} in {outcome.seconds:.1f} s"
-
-
-def _prepare_environment(root: Path, jobs: int) -> None:
-    """Kernels inherit these: the interpreter that runs, the root of the repository, no settings of the user's own."""
-    os.chdir(root)
-    path = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    os.environ["IPYTHONDIR"] = str(BUILD / ".ipython")
-    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-    os.environ.pop("MPLBACKEND", None)
-    if jobs > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
-        os.environ.setdefault("COLLAPSE_GPU_SHARE", f"{GPU_MEMORY / jobs:.3f}")
-    logging.getLogger("papermill").setLevel(logging.ERROR)
-
-
-_registration = threading.Lock()
-
-
-def _register_engine() -> None:
-    """Papermill's engine with two additions: cells are counted, and the kernel can be found to be killed."""
-    from papermill.clientwrap import PapermillNotebookClient
-    from papermill.engines import NBClientEngine, papermill_engines
-
-    class BookEngine(NBClientEngine):
-        @classmethod
-        def execute_managed_notebook(
-            cls, nb_man, kernel_name, clients, on_cell, environment, log, start_timeout=60, **_
-        ):
-            client = PapermillNotebookClient(
-                nb_man, timeout=None, startup_timeout=start_timeout, kernel_name=kernel_name, on_cell_complete=on_cell
-            )
-            clients.add(client)
-            try:
-                with open(log, "w") as stderr:
-                    client.execute(env={**os.environ, **environment}, stderr=stderr)
-            finally:
-                clients.discard(client)
-
-    with _registration:
-        if "book" not in papermill_engines._engines:
-            papermill_engines.register("book", BookEngine)
-
-
-def _kill_kernel(client) -> None:
-    process = getattr(getattr(client.km, "provisioner", None), "process", None)
-    if process is not None:
-        with contextlib.suppress(OSError):  # kernels lead a session of their own, their children die with them
-            os.killpg(process.pid, signal.SIGKILL)
+    number = next(number for number, cell in enumerate(own, start=1) if cell is begun[-1])
+    return f"code cell {number} of {len(own)}:\n{head}\n"

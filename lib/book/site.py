@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -11,12 +12,19 @@ import re
 import shutil
 from pathlib import Path
 
-from lib.book import assets
+import nbformat
+import yaml
+
+from lib.book import api, assets
 from lib.book import records as recorded
 from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, version
-from lib.book.run import executed_notebook
+from lib.book.run import executed_notebook, noted
+from lib.data.files import atomically
+from lib.ledger import claims, declarations, errata
+from lib.ledger import pages as tables
 
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds", "recorded")
+FIXED = ("_config.yml", "_toc.yml", "references.bib")
 RENDERERS = (
     "jupyter-book", "Sphinx", "myst-nb", "myst-parser", "sphinx-book-theme", "pydata-sphinx-theme", "sphinx-proof",
     "sphinx-exercise", "sphinxcontrib-bibtex", "sphinx-design", "sphinx-mathjax-offline", "docutils", "Pygments",
@@ -33,8 +41,6 @@ def with_results(page: Page):
     Outputs belong to code cells by their order, which is sound because the code cells are compared first. Returns None
     when the chapter has not been executed since its code changed.
     """
-    import nbformat
-
     executed = executed_notebook(page)
     if executed is None or executed.metadata.book.key["code"] != code_hash(page.code):
         return None
@@ -48,12 +54,11 @@ def with_results(page: Page):
         if cell.cell_type == "code":
             result = next(results)
             cell.outputs, cell.execution_count = result.outputs, result.execution_count
-            if "parameters" in cell.metadata.get("tags", []):
-                for extra in injected:
-                    prompts = {"code_prompt_show": "Parameters of this build", "code_prompt_hide": "Hide"}
-                    metadata = {"tags": ["injected-parameters", "hide-input"], "mystnb": prompts}
-                    composed.append(nbformat.v4.new_code_cell(extra.source, metadata=metadata, id="injected"))
-                    composed[-1].execution_count = extra.execution_count
+        if injected and "parameters" in cell.metadata.get("tags", []):
+            prompts = {"code_prompt_show": "Parameters of this build", "code_prompt_hide": "Hide"}
+            metadata = {"tags": ["injected-parameters", "hide-input"], "mystnb": prompts}
+            composed.append(nbformat.v4.new_code_cell(injected[0].source, metadata=metadata, id="injected"))
+            composed[-1].execution_count = injected[0].execution_count
     notebook.cells = composed
     notebook.metadata["language_info"] = executed.metadata.get("language_info", {})
     return notebook
@@ -61,17 +66,15 @@ def with_results(page: Page):
 
 def render_claims(notebook, page: Page) -> list[dict]:
     """Judge the claims of a notebook against the declarations of now, in place; returns their records."""
-    from lib.ledger import claims
-
     records = []
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
         if claims.MIME in output.get("data", {}):
             record = {**output.data[claims.MIME], "chapter": page.short}
             try:
-                record, output.data["text/html"] = claims.render(record)
+                record = claims.judge(record)
             except (ValueError, KeyError) as error:
                 raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
-            output.data[claims.MIME] = record
+            output.data[claims.MIME], output.data["text/html"] = record, tables.claim(record)
             records.append(dict(record))
     return records
 
@@ -90,17 +93,14 @@ def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
 
     records: of the executed chapters. kept: what `lib.book.records.read` found, the row's `recorded`.
     """
-    from lib.ledger import claims
-
     measured = {record["id"]: record for record in records}
     rows = []
-    for name, declaration in claims.declarations().items():
-        absent = {
-            "id": name, "verdict": claims.outcome(name), "measured": {}, "expected": declaration.get("expect", {})
-        }  # fmt: skip
+    for name, declaration in declarations.read().claims.items():
+        absent = {"id": name, "verdict": "not run", "measured": {}, "expected": declaration["expect"]}
         record = {**measured.get(name, absent), "recorded": _recorded(kept.get(name))}
         rows.append({field: record.get(field) for field in FIELDS})
-    recorded.write(BUILD / "claims.json", json.dumps(rows, indent=1, ensure_ascii=False).encode() + b"\n")
+    with atomically(BUILD / "claims.json") as partial:
+        partial.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
     return rows
 
 
@@ -150,9 +150,6 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
 
     kept: the claims that are recorded of the `paper` profile.
     """
-    from lib.book import api
-    from lib.ledger import claims
-
     files: dict[str, bytes] = {}
     chapters = [page for page in everything if page.is_chapter]
     notebooks = {page: with_results(page) for page in chapters}
@@ -167,7 +164,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             note = _run_note(page)
         prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         for cell in prose:
-            cell.source = claims.expand_errata(cell.source, measured)
+            cell.source = errata.expand(cell.source, measured)
         if page not in missing:
             files[f"downloads/{page.name}.ipynb"] = _bytes(notebook)
         files[f"downloads/{page.name}.md"] = page.text.encode()
@@ -180,33 +177,22 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             continue
         text = api.fill(page.text)
         if "<!-- ledger -->" in text:
-            text = text.replace("<!-- ledger -->", claims.ledger_page(records, kept))
+            text = text.replace("<!-- ledger -->", tables.ledger(records, kept))
         if "<!-- errata -->" in text:
-            headings, _ = claims.errata_sections([page.path for page in chapters])
-            text = text.replace("<!-- errata -->", claims.errata_page(measured, headings))
+            headings, _ = errata.sections([page.path for page in chapters])
+            text = text.replace("<!-- errata -->", errata.page(measured, headings))
         if "<!-- unmeasured -->" in text:
             text = text.replace("<!-- unmeasured -->", recorded.overview(kept, measured, root))
         files[f"{page.name}.md"] = _link_chapters(text, page, everything).encode()
-    for path in [root / "_toc.yml", root / "references.bib", *_assets(root)]:
+    pictures = (path for kind in ("png", "svg", "jpg", "webp") for path in (root / "chapters").rglob(f"*.{kind}"))
+    for path in (*(root / name for name in FIXED), *(root / "_static").rglob("*"), *pictures):
         if path.is_file():
             files[path.relative_to(root).as_posix()] = path.read_bytes()
-    files["_config.yml"] = (root / "_config.yml").read_bytes()
     return files, records, missing
-
-
-def _assets(root: Path):
-    for path in sorted((root / "_static").rglob("*")):
-        if path.is_file():
-            yield path
-    for path in sorted((root / "chapters").rglob("*")):
-        if path.suffix in {".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp"} and ".ipynb_checkpoints" not in path.parts:
-            yield path
 
 
 def _without_results(page: Page):
     """A copy of the chapter's notebook, with names of its cells that stay the same from build to build."""
-    import copy
-
     notebook = copy.deepcopy(page.notebook)
     notebook.metadata.pop("jupytext", None)  # a downloaded notebook stands alone and is not paired with anything
     for number, cell in enumerate(notebook.cells):
@@ -216,8 +202,8 @@ def _without_results(page: Page):
 
 def _run_note(page: Page) -> str:
     """How the reader runs the chapter, and how what is shown was run."""
-    book = executed_notebook(page).metadata.book
-    parameters = dict(book.key["parameters"])
+    about = noted(page)
+    parameters = dict(about["key"]["parameters"])
     profile = parameters.pop("profile", "laptop")
     command = f"make book CHAPTER={page.name}.md PROFILE={profile}"
     if parameters.get("device", "auto") != "auto":
@@ -236,7 +222,7 @@ def _run_note(page: Page) -> str:
         "",
         "executes this chapter and renders the book. Change its parameters or its code and run the command again;",
         "`make lab` opens it as a notebook. What the page shows was executed with profile",
-        f"`{profile}`{', ' + rest if rest else ''} in {_duration(book.seconds)}.",
+        f"`{profile}`{', ' + rest if rest else ''} in {_duration(about['seconds'])}.",
         "",
         f"- {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`",
         f"- {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`",
@@ -270,8 +256,6 @@ def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
 
 
 def _bytes(notebook) -> bytes:
-    import nbformat
-
     return nbformat.writes(notebook).encode()
 
 
@@ -286,7 +270,8 @@ def _sync(files: dict[str, bytes]) -> str:
         digest.update(content)
         path = source / name
         if not path.is_file() or path.read_bytes() != content:
-            recorded.write(path, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     for path in source.rglob("*"):
         if path.is_file() and path.relative_to(source).as_posix() not in files:
             path.unlink()
@@ -339,8 +324,6 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
 
 def _finish(files: dict[str, bytes], out: Path) -> None:
     """The entry page, and behind each page's download button the executed notebook without the note on running it."""
-    import yaml
-
     first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
     if first != "index":
         link = f'<meta http-equiv="Refresh" content="0; url={first}.html" />'

@@ -13,12 +13,13 @@ Source: Laurent, von Brecht & Bresson, *Feature Collapse*, sections 2 and 3, app
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from math import comb
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from lib.checks import integers, one_of, positive_integers
 
 #: How many sentences :meth:`SentenceTask.enumerate` is willing to list.
 MAX_SENTENCES = 4_000_000
@@ -50,10 +51,10 @@ class SentenceTask:
     n_c: int
 
     def __post_init__(self):
-        _positive("n_c", self.n_c)
+        positive_integers(n_c=self.n_c)
         _check_latents(self.latents, self.n_c)
-        object.__setattr__(self, "latents", torch.as_tensor(self.latents, dtype=torch.int64, device="cpu"))
-        object.__setattr__(self, "frequencies", _checked_frequencies(self.frequencies))
+        object.__setattr__(self, "latents", self.latents.to("cpu", torch.int64))
+        object.__setattr__(self, "frequencies", checked_frequencies(self.frequencies))
 
     @property
     def K(self) -> int:
@@ -91,7 +92,7 @@ class SentenceTask:
         >>> bool((x // task.s_c == task.latents[y]).all())  # words belong to their concepts
         True
         """
-        _positive("n_spl", n_spl)
+        positive_integers(n_spl=n_spl)
         cumulated = np.cumsum(self.frequencies.numpy())
         uniform = _generator(seed, _WORDS).random((self.K, n_spl, self.L))
         words = np.searchsorted(cumulated / cumulated[-1], uniform, side="right")  # beta
@@ -114,11 +115,8 @@ class SentenceTask:
         """
         size = self.K * self.s_c**self.L
         if size > MAX_SENTENCES:
-            raise ValueError(
-                f"enumerate: K * s_c**L = {self.K} * {self.s_c}**{self.L} = {size} sentences; "
-                f"at most {MAX_SENTENCES} are listed"
-            )
-        beta = _digits(self.s_c, self.L)  # (s_c^L, L)
+            raise ValueError(f"K * s_c**L = {self.K} * {self.s_c}**{self.L}: at most {MAX_SENTENCES} are listed")
+        beta = _digits(torch.arange(self.s_c**self.L), self.s_c, self.L)  # (s_c^L, L)
         x = self.s_c * self.latents[:, None, :] + beta[None, :, :]
         p = self.frequencies[beta].prod(dim=1)
         return x.reshape(-1, self.L), torch.arange(self.K).repeat_interleave(len(beta)), p.repeat(self.K)
@@ -150,7 +148,7 @@ def sentence_task(
     `K=None` takes all of them. `frequencies` is "uniform", "zipf", or the `(n_w / n_c,)` frequencies themselves.
 
     Raises ValueError when a size is not a positive integer, n_w is not a multiple of n_c, K exceeds :math:`n_c^L`, the
-    name is unknown, or the given frequencies are not positive, do not sum to 1, or are not n_w / n_c many.
+    name is unknown, or the given frequencies are not n_w / n_c positive numbers that sum to 1.
 
     Source: Laurent et al., section 2.1.
 
@@ -161,20 +159,16 @@ def sentence_task(
     Traceback (most recent call last):
     ValueError: n_w = 10 is not a multiple of n_c = 3: every concept has the same number of words
     """
-    for name, value in (("n_c", n_c), ("n_w", n_w), ("L", L)):
-        _positive(name, value)
+    positive_integers(n_c=n_c, n_w=n_w, L=L)
     if n_w % n_c:
         raise ValueError(f"n_w = {n_w} is not a multiple of n_c = {n_c}: every concept has the same number of words")
     s_c = n_w // n_c
     if isinstance(frequencies, str):
         named = {"uniform": uniform_frequencies, "zipf": zipf_frequencies}
-        if frequencies not in named:
-            raise ValueError(f"frequencies = {frequencies!r}; known names are {sorted(named)}, or give a tensor")
+        one_of(named, frequencies=frequencies)
         frequencies = named[frequencies](s_c)
-    else:
-        frequencies = _checked_frequencies(frequencies)
-        if len(frequencies) != s_c:
-            raise ValueError(f"frequencies has {len(frequencies)} entries; n_w / n_c = {s_c} words per concept")
+    if len(frequencies) != s_c:
+        raise ValueError(f"frequencies has {len(frequencies)} entries; n_w / n_c = {s_c} words per concept")
     latents = all_latents(n_c, L) if K is None else random_latents(n_c, L, K, seed)
     return SentenceTask(latents, frequencies, n_c)
 
@@ -190,7 +184,7 @@ def uniform_frequencies(s_c: int) -> Tensor:
     >>> uniform_frequencies(4).tolist()
     [0.25, 0.25, 0.25, 0.25]
     """
-    _positive("s_c", s_c)
+    positive_integers(s_c=s_c)
     return torch.full((s_c,), 1 / s_c, dtype=torch.float64)
 
 
@@ -202,9 +196,23 @@ def zipf_frequencies(s_c: int) -> Tensor:
     >>> zipf_frequencies(3).round(decimals=4).tolist()  # 6, 3 and 2 elevenths
     [0.5455, 0.2727, 0.1818]
     """
-    _positive("s_c", s_c)
+    positive_integers(s_c=s_c)
     weights = 1 / torch.arange(1, s_c + 1, dtype=torch.float64)
     return weights / weights.sum()
+
+
+def checked_frequencies(frequencies: Tensor) -> Tensor:
+    """Word frequencies `(s_c,)` as float64 on the CPU; ValueError unless they are positive and sum to 1.
+
+    >>> checked_frequencies([0.5, 0.25])
+    Traceback (most recent call last):
+    ValueError: frequencies sum to 0.75: positive numbers that sum to 1 are needed
+    """
+    frequencies = torch.as_tensor(frequencies, dtype=torch.float64, device="cpu")
+    total = float(frequencies.sum())
+    if frequencies.ndim != 1 or not (frequencies > 0).all() or not abs(total - 1) <= 1e-9:
+        raise ValueError(f"frequencies sum to {total:.12g}: positive numbers that sum to 1 are needed")
+    return frequencies
 
 
 # Latent variables -------------------------------------------------------------------------------------------------
@@ -218,18 +226,16 @@ def all_latents(n_c: int, L: int) -> Tensor:
     >>> all_latents(n_c=2, L=2).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]
     """
-    _positive("n_c", n_c)
-    _positive("L", L)
+    positive_integers(n_c=n_c, L=L)
     if n_c**L > MAX_LATENTS:
         raise ValueError(f"n_c**L = {n_c}**{L} = {n_c**L} latent variables; at most {MAX_LATENTS} are listed: give K")
-    return _digits(n_c, L)
+    return _digits(torch.arange(n_c**L), n_c, L)
 
 
-def random_latents(n_c: int, L: int, K: int, seed: int, distinct: bool = True) -> Tensor:
-    r"""K latent variables drawn uniformly from the :math:`n_c^L` possible ones, distinct unless told otherwise.
+def random_latents(n_c: int, L: int, K: int, seed: int) -> Tensor:
+    r"""K distinct latent variables drawn uniformly from the :math:`n_c^L` possible ones, (K, L) int64.
 
-    Returns (K, L) int64. Raises ValueError when a size is not a positive integer, or when `distinct` and K exceeds
-    :math:`n_c^L`.
+    Raises ValueError when a size is not a positive integer, or K exceeds :math:`n_c^L`.
 
     Source: Laurent et al., section 2.1, and "mutually distinct" in Theorem 1.
 
@@ -237,17 +243,15 @@ def random_latents(n_c: int, L: int, K: int, seed: int, distinct: bool = True) -
     >>> len(latents.unique(dim=0))  # all of them, for they are distinct
     9
     """
-    for name, value in (("n_c", n_c), ("L", L), ("K", K)):
-        _positive(name, value)
+    positive_integers(n_c=n_c, L=L, K=K)
     possible = n_c**L
-    if distinct and possible < K:
+    if possible < K:
         raise ValueError(f"K = {K} distinct latent variables asked for; there are n_c**L = {n_c}**{L} = {possible}")
     generator = _generator(seed, _LATENTS)
-    if distinct and possible <= 2**62:
-        codes = generator.choice(possible, K, replace=False)
-        return torch.from_numpy(np.stack([codes // n_c**power % n_c for power in reversed(range(L))], axis=1))
+    if possible <= 2**62:
+        return _digits(torch.from_numpy(generator.choice(possible, K, replace=False)), n_c, L)
     latents = generator.integers(n_c, size=(K, L))
-    while distinct and len(np.unique(latents, axis=0)) < K:  # more than 2^62 of them: rarely repeats
+    while len(np.unique(latents, axis=0)) < K:  # more than 2^62 of them: rarely repeats
         latents = generator.integers(n_c, size=(K, L))
     return torch.from_numpy(latents)
 
@@ -258,10 +262,8 @@ def latent_distances(latents: Tensor) -> Tensor:
     >>> latent_distances(torch.tensor([[0, 1, 2], [0, 1, 1], [1, 2, 0]])).tolist()
     [[0, 1, 3], [1, 0, 3], [3, 3, 0]]
     """
-    distances = torch.zeros(len(latents), len(latents), dtype=torch.int64, device=latents.device)
-    for position in latents.T:
-        distances += position[:, None] != position[None, :]
-    return distances
+    positions = latents.double()
+    return torch.cdist(positions, positions, p=0).to(torch.int64)
 
 
 # Matrices of the appendix -------------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def symmetric_counts(latents: Tensor, n_c: int) -> Tensor:
     K, L = latents.shape
     full = [comb(L - 1, r) * (n_c - 1) ** r for r in range(L + 1)]
     same, other = (
-        torch.tensor([float(Fraction(K * count, n_c**L)) for count in counts], dtype=torch.float64)
+        torch.tensor([K * count / n_c**L for count in counts], dtype=torch.float64)
         for counts in (full[1:], full[:-1])  # at r, and at r - 1
     )
     hot = torch.nn.functional.one_hot(latents, n_c).to(torch.bool)[:, None, :, :]
@@ -384,18 +386,6 @@ def symmetry_deviation(latents: Tensor, n_c: int) -> float:
     return float((symmetry_counts(latents, n_c) - predicted).norm() / predicted.norm())
 
 
-def sphere_sizes(latents: Tensor) -> Tensor:
-    r"""Number of latent variables at distance r from the k-th, :math:`|S_r(k)|`.
-
-    `latents`: `(K, L)`. Returns `(K, L)` int64 with axes k, r-1. Source: Laurent et al., eq. (36).
-
-    >>> sphere_sizes(all_latents(n_c=3, L=2))[0].tolist()  # L (n_c - 1) and (n_c - 1)^2
-    [4, 4]
-    """
-    distances = latent_distances(latents)
-    return torch.stack([(distances == r).sum(dim=1) for r in range(1, latents.shape[1] + 1)], dim=1)
-
-
 # Assumption B -------------------------------------------------------------------------------------------------------
 
 
@@ -407,8 +397,8 @@ def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
               \qquad \Gamma^{(j,k)} = Z_j (Z_j - Z_k)^T .
 
     One representative pair per distance is enough, for the difference of two pairs is the difference of their
-    differences from it. The equations are integer vectors; their Gram matrix has the rank that they have, and is
-    eliminated in exact arithmetic. Assumption B holds exactly when the dimension is that of the span of :math:`I` and
+    differences from it. The equations are integer vectors; their Gram matrix has the rank that they have, which is
+    found in exact arithmetic. Assumption B holds exactly when the dimension is that of the span of :math:`I` and
     :math:`\mathbf 1 \mathbf 1^T`: 2 for n_c >= 2.
 
     `latents`: `(K, L)`; `chunk` rows j at a time. Raises ValueError as :func:`symmetry_counts`. Source: Laurent et al.,
@@ -417,6 +407,9 @@ def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
     >>> assumption_b_dimension(all_latents(n_c=3, L=2), n_c=3)
     2
     """
+    from sympy import ZZ  # takes a second to import, and nothing else here needs it
+    from sympy.polys.matrices import DomainMatrix
+
     _check_latents(latents, n_c)
     K, L = latents.shape
     hot = torch.nn.functional.one_hot(latents, n_c).to(torch.float64)  # (K, L, n_c); small integers, exact
@@ -435,61 +428,24 @@ def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
                 representative[r], seen[r] = equation[distance == r][0], True
         difference = equation - representative[distance]
         gram += difference.T @ difference
-    return len(above) - _rank([[int(entry) for entry in row] for row in gram.tolist()])
+    return len(above) - DomainMatrix([[int(g) for g in row] for row in gram.tolist()], gram.shape, ZZ).rank()
 
 
 # Helpers --------------------------------------------------------------------------------------------------------------
 
 
-def _rank(matrix: list[list[int]]) -> int:
-    """Rank of an integer matrix by Gaussian elimination over the rationals."""
-    rows, rank = [[Fraction(entry) for entry in row] for row in matrix], 0
-    for column in range(len(rows[0])):
-        pivot = next((i for i in range(rank, len(rows)) if rows[i][column]), None)
-        if pivot is None:
-            continue
-        rows[rank], rows[pivot] = rows[pivot], rows[rank]
-        for i in range(rank + 1, len(rows)):
-            factor = rows[i][column] / rows[rank][column]
-            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[rank], strict=True)]
-        rank += 1
-    return rank
-
-
-def _digits(base: int, length: int) -> Tensor:
-    """All sequences of `length` digits below `base` in lexicographic order, (base^length, length) int64."""
-    codes = torch.arange(base**length)
+def _digits(codes: Tensor, base: int, length: int) -> Tensor:
+    """Numbers written with `length` digits below `base`, `(N,)` to `(N, length)`, the highest first."""
     return torch.stack([codes // base**power % base for power in reversed(range(length))], dim=1)
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed = {seed!r}; it must be a non-negative integer")
+    integers(0, seed=seed)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(int(seed), spawn_key=(stream,))))
 
 
-def _positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} = {value!r}; it must be an integer of at least 1")
-
-
 def _check_latents(latents: Tensor, n_c: int) -> None:
-    latents = torch.as_tensor(latents)
     if latents.ndim != 2 or 0 in latents.shape or latents.is_floating_point():
-        found = f"shape {tuple(latents.shape)} and type {latents.dtype}"
-        raise ValueError(f"latents has {found}; it must be (K, L) integers with K and L at least 1")
+        raise ValueError(f"latents are {latents.dtype} {tuple(latents.shape)}: integers (K, L) are needed")
     if latents.min() < 0 or latents.max() >= n_c:
-        found = f"values from {latents.min()} to {latents.max()}"
-        raise ValueError(f"latents holds {found}; the concepts are 0 ... n_c - 1 = {n_c - 1}")
-
-
-def _checked_frequencies(frequencies: Tensor) -> Tensor:
-    frequencies = torch.as_tensor(frequencies, dtype=torch.float64, device="cpu")
-    if frequencies.ndim != 1 or len(frequencies) == 0:
-        raise ValueError(f"frequencies has shape {tuple(frequencies.shape)}; it must be (s_c,) with s_c at least 1")
-    if not torch.isfinite(frequencies).all() or (frequencies <= 0).any():
-        worst = int(torch.where(torch.isfinite(frequencies), frequencies, -torch.inf).argmin())
-        raise ValueError(f"frequencies[{worst}] = {frequencies[worst]:g}; every frequency must be positive")
-    if abs(float(frequencies.sum()) - 1) > 1e-9:
-        raise ValueError(f"frequencies sum to {float(frequencies.sum()):.12g}; they must sum to 1")
-    return frequencies
+        raise ValueError(f"latents from {latents.min()} to {latents.max()}: concepts are 0 ... n_c - 1 = {n_c - 1}")

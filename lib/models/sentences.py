@@ -69,7 +69,7 @@ def scores(W: Tensor, U: Tensor, x: Tensor, normalize: bool = False) -> Tensor:
     Raises
     ------
     ValueError
-        If the widths of `W` and `U`, or the lengths of `U` and `x`, differ.
+        If `U` does not fit the width of `W` and the length of the sentences.
 
     Examples
     --------
@@ -78,10 +78,8 @@ def scores(W: Tensor, U: Tensor, x: Tensor, normalize: bool = False) -> Tensor:
     >>> scores(W, U, torch.tensor([[0, 1], [1, 0]])).tolist()
     [[3.0, 0.0], [0.0, 4.0]]
     """
-    if W.shape[-1] != U.shape[-1]:
-        raise ValueError(f"W has embeddings of width d={W.shape[-1]}, U expects d={U.shape[-1]}")
-    if x.shape[-1] != U.shape[-2]:
-        raise ValueError(f"x has sentences of length L={x.shape[-1]}, U expects L={U.shape[-2]}")
+    if U.shape[1:] != (x.shape[1], W.shape[1]):
+        raise ValueError(f"U {tuple(U.shape)}: (K, {x.shape[1]}, {W.shape[1]}) fits W {tuple(W.shape)} and x")
     return F.embedding(x, word_features(W, normalize)).flatten(1) @ U.flatten(1).T
 
 
@@ -149,13 +147,8 @@ class SentenceSet:
     Examples
     --------
     >>> x, y = torch.tensor([[0, 1], [2, 0]]), torch.tensor([0, 1])
-    >>> # log 2
-    >>> round(
-    ...     SentenceSet(x, n_w=3)
-    ...     .cross_entropy(torch.ones(3, 4), torch.zeros(2, 2, 4), y)
-    ...     .item(),
-    ...     4,
-    ... )
+    >>> loss = SentenceSet(x, n_w=3).cross_entropy(torch.ones(3, 4), torch.zeros(2, 2, 4), y)
+    >>> round(loss.item(), 4)  # log 2
     0.6931
     """
 
@@ -175,13 +168,10 @@ class SentenceSet:
 
         A scalar, differentiable once in `W` and `U`.
         """
-        (n_w, d), (L, width) = W.shape, U.shape[1:]
-        if width != d:
-            raise ValueError(f"W has embeddings of width d={d}, U expects d={width}")
-        if (n_w, L) != (self.n_w, self.x.shape[1]):
-            raise ValueError(f"W and U have n_w={n_w}, L={L}; the sentences have n_w={self.n_w}, L={self.x.shape[1]}")
-        if y.shape != self.x.shape[:1]:
-            raise ValueError(f"y has shape {tuple(y.shape)}; a class for each of {len(self.x)} sentences is needed")
+        N, L = self.x.shape
+        if (len(W), U.shape[1:], y.shape) != (self.n_w, (L, W.shape[1]), (N,)):
+            found = f"W {tuple(W.shape)}, U {tuple(U.shape)}, y {tuple(y.shape)}"
+            raise ValueError(f"{found}: ({self.n_w}, d), (K, {L}, d) and ({N},) are needed")
         return _MeanCrossEntropy.apply(W, U, self, y)
 
     def _memory(self, name: str, like: Tensor, *shape: int) -> Tensor:
@@ -275,25 +265,17 @@ def weight_decay(W: Tensor, U: Tensor, lam: float, normalize: bool = False) -> T
 
 
 @torch.no_grad()
-def predictions(W: Tensor, U: Tensor, x: Tensor, normalize: bool = False, chunk: int = 10_000) -> Tensor:
-    """The class with the highest score for each sentence, `(N,)`; sentences are scored `chunk` at a time.
-
-    >>> W, U = torch.eye(2), torch.eye(2)[:, None]
-    >>> predictions(W, U, torch.tensor([[1], [0], [1]])).tolist()
-    [1, 0, 1]
-    """
-    features = word_features(W, normalize)
-    return torch.cat([scores(features, U, part).argmax(1) for part in x.split(chunk)])
-
-
-def accuracy(W: Tensor, U: Tensor, x: Tensor, y: Tensor, normalize: bool = False) -> float:
+def accuracy(W: Tensor, U: Tensor, x: Tensor, y: Tensor, normalize: bool = False, chunk: int = 10_000) -> float:
     """Fraction of sentences `x: (N, L)` whose highest score is that of their own class `y: (N,)`; see :func:`scores`.
+
+    Sentences are scored `chunk` at a time.
 
     >>> W, U = torch.eye(2), torch.eye(2)[:, None]
     >>> accuracy(W, U, torch.tensor([[1], [0]]), torch.tensor([1, 1]))
     0.5
     """
-    return (predictions(W, U, x, normalize) == y).double().mean().item()
+    features = word_features(W, normalize)
+    return (torch.cat([scores(features, U, part).argmax(1) for part in x.split(chunk)]) == y).double().mean().item()
 
 
 def initial_weights(n_w: int, K: int, L: int, d: int, seed: int, scale: float) -> tuple[Tensor, Tensor]:

@@ -6,14 +6,14 @@ them from the features to the scores. Leading dimensions are runs. :mod:`lib.met
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Real
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from lib import checks
 
 #: The names of the losses that :func:`objective` knows, the squared error and the cross-entropy.
 LOSSES = ("mse", "ce")
@@ -72,7 +72,7 @@ def objective(
     Ws: Sequence[Tensor],
     y: Tensor,
     lam_w: float | Sequence[float],
-    lam_h: float,
+    lam_h: float | None = None,
     b: Tensor | None = None,
     lam_b: float = 0.0,
     relu: bool = False,
@@ -96,6 +96,7 @@ def objective(
         Classes `(N,)` in `0..K-1`.
     lam_w, lam_h, lam_b
         Weight decays: of the weights (one number, or one per layer from the first to the last), features and bias.
+        Without `lam_h`, `lam_w` is that of all factors: one number, or one each for :math:`H, W_1, \dots, W_L`.
     relu
         A ReLU after every layer but the last.
     loss
@@ -123,9 +124,8 @@ def objective(
     >>> round(objective(H + 1, [W], y, lam_w=0.1, lam_h=0.1).item(), 4)  # 0.5 + 12 * 0.05
     1.1
     """
-    decays = check(H, Ws, y, lam_w, lam_h, b, lam_b)
-    if loss not in LOSSES:
-        raise ValueError(f"loss is {loss!r}; known are {', '.join(LOSSES)}")
+    lam_h, *decays = check(H, Ws, y, lam_w, lam_h, b, lam_b)
+    checks.one_of(LOSSES, loss=loss)
     Z, K, N = scores(H, Ws, b, relu), Ws[-1].shape[-2], H.shape[-1]
     if loss == "mse":
         data = (Z - one_hot(y, K, Z.dtype).to(Z.device)).square().sum((-2, -1)) / (2 * N)
@@ -144,78 +144,44 @@ def check(
     Ws: Sequence[Tensor],
     y: Tensor,
     lam_w: float | Sequence[float],
-    lam_h: float,
+    lam_h: float | None = None,
     b: Tensor | None = None,
     lam_b: float = 0.0,
 ) -> list[float]:
-    """The weight decays, one per layer, once everything is found to be what :func:`objective` asks for.
+    r"""The weight decays of :math:`H, W_1, \dots, W_L`, once everything is found to be what :func:`objective` asks for.
 
     Arguments and shapes are those of :func:`objective`, and so is the ValueError that names what does not fit.
 
     >>> H, W1, W2, y = torch.zeros(3, 4), torch.zeros(5, 3), torch.zeros(2, 5), labels(2, 2)
     >>> check(H, [W1, W2], y, lam_w=0.1, lam_h=0.2)
-    [0.1, 0.1]
+    [0.2, 0.1, 0.1]
     >>> check(H, [W2], y, lam_w=0.1, lam_h=0.2)
     Traceback (most recent call last):
-    ValueError: W_1 has shape (2, 5), but what it multiplies has dimension 3
+    ValueError: W_1 has shape (2, 5): a matrix per run is needed, with 3 columns
     """
-    if isinstance(Ws, Tensor):
-        raise ValueError(f"Ws is one tensor of shape {tuple(Ws.shape)}: a list of weights is needed")
-    if len(Ws) == 0:
-        raise ValueError("Ws is empty: at least the classifier is needed")
-    parts = {"H": H} | {f"W_{i}": W for i, W in enumerate(Ws, 1)}
-    for name, part in parts.items():
-        if part.ndim < 2:
-            raise ValueError(f"{name} has shape {tuple(part.shape)}; a matrix per run is needed")
+    if isinstance(Ws, Tensor) or len(Ws) == 0:
+        raise ValueError("Ws is empty or no list: at least the classifier is needed")
+    if H.ndim < 2:
+        raise ValueError(f"H has shape {tuple(H.shape)}: a matrix per run is needed")
+    width = H.shape[-2]
     for i, W in enumerate(Ws, 1):
-        width = H.shape[-2] if i == 1 else Ws[i - 2].shape[-2]
-        if W.shape[-1] != width:
-            raise ValueError(f"W_{i} has shape {tuple(W.shape)}, but what it multiplies has dimension {width}")
-    K, N = Ws[-1].shape[-2], H.shape[-1]
-    if K < 2:
-        raise ValueError(f"the last of Ws has K={K} rows: at least two classes are needed")
-    if y.shape != (N,):
-        raise ValueError(f"y has shape {tuple(y.shape)}; H has N={N} columns, one label each is needed")
-    _check_labels(y, K)
-    if b is not None and (b.ndim == 0 or b.shape[-1] != K):
-        raise ValueError(f"b has shape {tuple(b.shape)}; K={K} entries are needed")
-    runs = {name: tuple(part.shape[:-2]) for name, part in parts.items()}
-    runs |= {} if b is None else {"b": tuple(b.shape[:-1])}
-    try:
-        torch.broadcast_shapes(*runs.values())
-    except RuntimeError:
-        raise ValueError(f"the leading dimensions are not those of the same runs: {runs}") from None
-    decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * len(Ws)
-    if len(decays) != len(Ws):
-        raise ValueError(f"lam_w has {len(decays)} entries for {len(Ws)} layers")
-    check_positive(**{f"lam_w[{i}]": value for i, value in enumerate(decays)}, lam_h=lam_h)
-    if not (isinstance(lam_b, Real) and math.isfinite(lam_b) and lam_b >= 0):
-        raise ValueError(f"lam_b={lam_b!r}: a number that is not negative is needed")
+        if W.ndim < 2 or W.shape[-1] != width:
+            raise ValueError(f"W_{i} has shape {tuple(W.shape)}: a matrix per run is needed, with {width} columns")
+        width = W.shape[-2]
+    checks.integers(2, K=width)
+    checks.labels(y, H.shape[-1], width)
+    if b is not None and b.shape[-1:] != (width,):
+        raise ValueError(f"b has shape {tuple(b.shape)}: K = {width} entries are needed")
+    factors = len(Ws) + (lam_h is None)
+    decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * factors
+    if len(decays) != factors:
+        raise ValueError(f"lam_w has {len(decays)} entries: one number, or {factors} are needed")
+    checks.positive(**{f"lam_w[{i}]": lam for i, lam in enumerate(decays)})
+    checks.not_negative(lam_b=lam_b)
+    if lam_h is not None:
+        checks.positive(lam_h=lam_h)
+        decays = [lam_h, *decays]
     return decays
-
-
-def _check_labels(y: Tensor, K: int) -> None:
-    """ValueError unless `y` holds every one of the classes `0..K-1` and no other."""
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"y is {y.dtype}; labels are integers")
-    if len(y) == 0 or y.min() < 0 or y.max() >= K:
-        found = "no label" if len(y) == 0 else f"labels {int(y.min())} to {int(y.max())}"
-        raise ValueError(f"y has {found}; they are 0..{K - 1}")
-    empty = (torch.bincount(y, minlength=K) == 0).nonzero()
-    if len(empty):
-        raise ValueError(f"class {int(empty[0])} has no sample")
-
-
-def check_positive(**values: float) -> None:
-    """ValueError that names the first value that is not a positive finite number.
-
-    >>> check_positive(lam_w=0.1, lam_h=-0.1)
-    Traceback (most recent call last):
-    ValueError: lam_h=-0.1: a positive number is needed
-    """
-    for name, value in values.items():
-        if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value!r}: a positive number is needed")
 
 
 def layer_peeled(
@@ -227,7 +193,6 @@ def layer_peeled(
     alpha: float = 0.0,
     b: Tensor | None = None,
     lam_b: float = 0.0,
-    nonnegative: bool = True,
 ) -> Tensor:
     r"""The layer-peeled model with non-negative features and label smoothing (Nguyen et al., :math:`P_\alpha`).
 
@@ -249,9 +214,6 @@ def layer_peeled(
         Positive; `lam_b` may be 0 and is not in the paper.
     alpha
         Label smoothing in [0, 1); 0 is cross-entropy.
-    nonnegative
-        Whether negative features are an error. `False` is the model without the constraint, and what `torch.func.vmap`
-        needs, under which values cannot be looked at.
 
     Returns
     -------
@@ -261,23 +223,19 @@ def layer_peeled(
     Raises
     ------
     ValueError
-        As :func:`objective`; for `alpha` outside [0, 1), classes of different sizes, and negative features.
+        As :func:`objective`; for `alpha` outside [0, 1) and classes of different sizes. Negative features are not
+        looked for: the constraint is the minimiser's affair.
 
     Examples
     --------
     >>> W, H, y = torch.zeros(3, 5), torch.zeros(5, 6), labels(K=3, n=2)
     >>> round(layer_peeled(W, H, y, lam_w=0.1, lam_h=0.1, alpha=0.2).item(), 4)  # log 3
     1.0986
-    >>> layer_peeled(W, H - 1, y, lam_w=0.1, lam_h=0.1)
-    Traceback (most recent call last):
-    ValueError: H has an entry -1: features have to be non-negative
     """
     check(H, [W], y, lam_w, lam_h, b, lam_b)
-    check_smoothing(alpha)
+    checks.shares(alpha=alpha)
     N = W.shape[-2]
     check_balanced(y, N)
-    if nonnegative:
-        check_nonnegative(H)
     Z, K = scores(H, [W], b), len(y) // N
     target = (1 - alpha) * one_hot(y, N, Z.dtype).to(Z.device) + alpha / N
     risk = (Z.logsumexp(-2) - (target * Z).sum(-2)).mean(-1)
@@ -286,35 +244,13 @@ def layer_peeled(
     return risk + lam_w * W.square().sum((-2, -1)) + lam_h / K * H.square().sum((-2, -1))
 
 
-def check_smoothing(alpha: float) -> None:
-    """ValueError unless `alpha` is a number in [0, 1).
-
-    >>> check_smoothing(1.0)
-    Traceback (most recent call last):
-    ValueError: alpha=1.0: a number in [0, 1) is needed
-    """
-    if isinstance(alpha, bool) or not (isinstance(alpha, Real) and 0 <= alpha < 1):
-        raise ValueError(f"alpha={alpha!r}: a number in [0, 1) is needed")
-
-
 def check_balanced(y: Tensor, N: int) -> None:
     """ValueError unless each of the N classes has as many labels in `y: (samples,)` as any other.
 
     >>> check_balanced(torch.tensor([0, 0, 1]), N=2)
     Traceback (most recent call last):
-    ValueError: classes have 1 to 2 samples: K of each are needed
+    ValueError: y has 1 to 2 samples of a class: K of each are needed
     """
     counts = torch.bincount(y, minlength=N)
     if counts.min() != counts.max():
-        raise ValueError(f"classes have {int(counts.min())} to {int(counts.max())} samples: K of each are needed")
-
-
-def check_nonnegative(H: Tensor) -> None:
-    """ValueError that names the smallest entry of `H`, of any shape, if it is negative, or nan.
-
-    >>> check_nonnegative(torch.tensor([1.0, -0.5]))
-    Traceback (most recent call last):
-    ValueError: H has an entry -0.5: features have to be non-negative
-    """
-    if H.numel() and not (smallest := H.min().item()) >= 0:
-        raise ValueError(f"H has an entry {smallest:.3g}: features have to be non-negative")
+        raise ValueError(f"y has {int(counts.min())} to {int(counts.max())} samples of a class: K of each are needed")

@@ -1,47 +1,54 @@
 """Many runs of one computation, as many at once as the memory holds; what is finished survives a killed build.
 
-A chapter puts each computation that takes minutes through :func:`run`. Inside a build a finished part of the runs lies
-on the disk until the chapter has finished, so that a build that is killed goes on from there. Where the memory of the
-device does not suffice, the part is halved, and a line says so.
+A chapter puts each computation that takes minutes through :func:`run`. Inside a build a finished run lies on the disk
+until the chapter has finished, so that a build that is killed goes on from there. Where the memory of the device does
+not suffice, a part of the runs is halved, and a line says so.
 """
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import gc
-import hashlib
-import io
-import json
+import math
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import joblib
 import numpy as np
 import torch
 
 from lib.checks import positive_integers
 from lib.ledger.notes import note
-from lib.runs import devices
+from lib.runs import devices, store
 
 # How memory runs out without torch.OutOfMemoryError: in the CPU's allocator, in the driver, in the libraries
 _SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "_STATUS_ALLOC_FAILED")
 _PLAIN = (bool, int, float, complex, str, type(None))
-_DAMAGED = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError)
 
-_finished: set[str] = set()  # keys of the runs that this process has returned
+_returned: set[tuple[Path, str]] = set()  # folder and key of the runs that this process has returned
 
 
-def run(function: Callable, items: Sequence, name: str, at_once: int | None = None) -> list:
-    """`function(items)`, in parts of at most `at_once` items, each finished part kept until the chapter has finished.
+def run(
+    function: Callable,
+    items: Sequence,
+    name: str,
+    at_once: int | None = None,
+    threads: int | None = 1,
+    alike: Callable | None = None,
+) -> list:
+    """`function(items)`, in parts, each finished part kept until the chapter has finished.
 
     Inside a build (`lib.book` sets COLLAPSE_UNFINISHED, a folder that belongs to one state of code, parameters,
-    versions and data) a finished part is written beside its place and then renamed, so that it is whole or absent. When
-    the chapter is executed again after the build was killed or the chapter failed, only what is not there is computed,
-    in other parts than before; one line says how much was taken up. Elsewhere nothing is kept.
+    versions and data) finished runs are written to files that are whole or absent. When the chapter is executed again
+    after the build was killed or the chapter failed, only what is not there is computed; one line says how much was
+    taken up. Elsewhere nothing is kept.
 
-    Where a part does not fit into the memory of the device, its memory is freed, `at_once` is halved for this part and
-    those after it, and one line says so.
+    Where a part does not fit into the memory of the device, its memory is freed, it is halved, parts that are larger
+    than that are divided as well, and one line says so.
 
     Parameters
     ----------
@@ -54,7 +61,12 @@ def run(function: Callable, items: Sequence, name: str, at_once: int | None = No
     name
         Of the computation, one for each call in a chapter.
     at_once
-        How many items go into one part; None for all.
+        How many items, at most, go into one part; None for as many as there are for each thread. Parts are even.
+    threads
+        How many parts are computed side by side, those of the first items first; with more than one, torch has one
+        thread in each. None: one for each core, and a single one where a GPU is in use.
+    alike
+        A function of an item; only items for which it returns the same go into one part.
 
     Returns
     -------
@@ -66,9 +78,9 @@ def run(function: Callable, items: Sequence, name: str, at_once: int | None = No
     Raises
     ------
     ValueError
-        Before any work, for items that JSON cannot write or that are there twice, and for an `at_once` that is no
-        positive integer. For a result of another kind, or another number of results than of items. For a run that
-        was asked for before under the same name, inside a build.
+        Before any work, for items that JSON cannot write or that are there twice, and for an `at_once` or `threads`
+        that is no positive integer. For a result of another kind, or another number of results than of items. For a
+        run that was asked for before under the same name, inside a build.
     RuntimeError
         If one run alone does not fit: it names the size that was asked for and what the device has. What `function`
         raises otherwise passes through; the parts that were finished before are kept.
@@ -78,56 +90,81 @@ def run(function: Callable, items: Sequence, name: str, at_once: int | None = No
     >>> run(lambda part: torch.tensor(part) ** 2, [1, 2, 3], "squares", at_once=2)
     [tensor(1), tensor(4), tensor(9)]
     """
-    keys = _keys(items, name)
-    size = len(items) if at_once is None else at_once
-    if items:
-        positive_integers(at_once=size)
-    folder = _folder(name)
-    results: dict[str, object] = {}
+    if threads is None:
+        threads = 1 if torch.cuda.is_initialized() else joblib.cpu_count()
+    positive_integers(at_once=1 if at_once is None else at_once, threads=threads)
+    # whether there is a GPU counts: what a CPU began is not mixed with what a GPU makes
+    keys = store.keys(({"item": item, "of": name, "gpu": torch.cuda.is_available()} for item in items), "items")
+    unfinished = os.environ.get("COLLAPSE_UNFINISHED")
+    folder, results = Path(unfinished) if unfinished else None, {}
     if folder:
-        again = next((item for item, key in zip(items, keys, strict=True) if key in _finished), None)
-        if again is not None:
-            raise ValueError(f"name = {name!r}: the run {again!r} was made before under this name; each call needs one")
-        results, seconds = _taken_up(folder, set(keys))
-        if results:
-            print(f"{name}: {len(results)} of {len(keys)} runs are taken up from a build before ({seconds:.0f} s)")
-            note("resumed", name=name, runs=len(results), seconds=seconds)
+        if not _returned.isdisjoint((folder, key) for key in keys):
+            raise ValueError(f"name = {name!r}: runs were made before under this name; each call needs one")
+        results = _taken_up(folder, keys, name)
+    most = max(1, len(items))
+
+    def finish(part):
+        nonlocal most
+        while part:
+            now, began = part[:most], time.perf_counter()
+            made, lack = _attempt(function, [item for item, _ in now])
+            if lack:
+                _free()
+                if len(now) == 1:
+                    raise RuntimeError(f"{name}: the run {now[0][0]!r} alone does not fit into memory: {lack}; {_has()}")
+                most = min(most, len(now) // 2)
+                print(f"{name}: {len(now)} runs at once do not fit into memory, now {most} at a time ({lack})")
+                continue
+            part = part[len(now) :]
+            found = dict(zip([key for _, key in now], made, strict=True))
+            results.update(found)
+            if folder:
+                _keep(folder, found, (time.perf_counter() - began) / len(now))
+
     todo = [(item, key) for item, key in zip(items, keys, strict=True) if key not in results]
-    while todo:
-        part = todo[:size]
-        began = time.perf_counter()
-        made, lack = _attempt(function, [item for item, _ in part])
-        if lack:
-            _free()
-            if len(part) == 1:
-                raise RuntimeError(f"{name}: the run {part[0][0]!r} alone does not fit into memory: {lack}; {_has()}")
-            size = len(part) // 2
-            print(f"{name}: {len(part)} runs at once do not fit into memory, now {size} at a time ({lack})")
-            continue
-        made = dict(zip([key for _, key in part], made, strict=True))
-        results |= made
-        todo = todo[size:]
-        if folder:
-            _keep(folder, made, time.perf_counter() - began)
-    if folder:
-        _finished.update(keys)
+    parts = _parts(todo, at_once, threads, alike)
+    if threads == 1:
+        for part in parts:
+            finish(part)
+    else:
+        with devices.one_thread(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(finish, parts))
+    _returned.update((folder, key) for key in keys if folder)
     return [results[key] for key in keys]
+
+
+def each(function: Callable, items: Sequence, name: str, threads: int | None = 1) -> list:
+    """`[function(item) for item in items]`, kept as by :func:`run`, each finished item by itself.
+
+    >>> each(lambda x: x * x, [1, 2, 3], "squares")
+    [1, 4, 9]
+    """
+    return run(lambda part: [function(item) for item in part], items, name, at_once=1, threads=threads)
+
+
+def _parts(todo: list, at_once: int | None, threads: int, alike: Callable | None) -> list[list]:
+    groups: dict = {}
+    for item, key in todo:
+        groups.setdefault(alike(item) if alike else None, []).append((item, key))
+    parts = []
+    for group in groups.values():
+        number = min(threads, len(group)) if at_once is None else math.ceil(len(group) / at_once)
+        parts += [[group[i] for i in share] for share in np.array_split(np.arange(len(group)), number)]
+    return parts
 
 
 def _attempt(function, part) -> tuple[list, str]:
     """The results, or why they did not fit. The error, whose traceback holds the memory of its frames, ends here."""
     try:
-        made = function(part)
-        if isinstance(made, (str, dict)) or not hasattr(made, "__len__"):
-            raise ValueError(f"the function returned a {type(made).__name__}: a sequence of results is needed")
-        if len(made) != len(part):
-            raise ValueError(f"the function returned {len(made)} results for {len(part)} items")
-        return [_plain(result) for result in made], ""
+        made = [_plain(result) for result in function(part)]
     except (RuntimeError, MemoryError) as error:
         lack = _lack(error)
         if not lack:
             raise
         return [], lack
+    if len(made) != len(part):
+        raise ValueError(f"the function returned {len(made)} results for {len(part)} items")
+    return made, ""
 
 
 def _lack(error: BaseException | None) -> str:
@@ -149,71 +186,30 @@ def _free() -> None:
 def _has() -> str:
     device = "cuda" if torch.cuda.is_initialized() else "cpu"
     free, total = (size / 2**30 for size in devices.memory(device))
-    what = devices.name("cuda") if device == "cuda" else "this machine"
-    return f"{what} has {total:.1f} GiB, of which {free:.1f} GiB are free"
+    return f"{devices.name(device)} has {total:.1f} GiB of memory, of which {free:.1f} GiB are free"
 
 
 # --------------------------------------------------------------------------------------------------------- what is kept
 
 
-def _keys(items, name) -> list[str]:
-    """A hash for each item. Whether there is a GPU counts: what a CPU began is not mixed with what a GPU makes."""
-    keys: dict[str, int] = {}
-    gpu = torch.cuda.is_available()
-    for i, item in enumerate(items):
-        try:
-            text = json.dumps([name, gpu, item], sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"items[{i}] = {item!r}: JSON cannot write it ({error})") from None
-        key = hashlib.sha256(text.encode()).hexdigest()[:32]
-        if key in keys:
-            raise ValueError(f"items[{i}] = {item!r}: the same as items[{keys[key]}]")
-        keys[key] = i
-    return list(keys)
-
-
-def _folder(name: str) -> Path | None:
-    unfinished = os.environ.get("COLLAPSE_UNFINISHED")
-    return Path(unfinished) / hashlib.sha256(name.encode()).hexdigest()[:16] if unfinished else None
-
-
-def _taken_up(folder: Path, wanted: set[str]) -> tuple[dict, float]:
-    """The kept results among the wanted ones, and the seconds that computing them took."""
-    results, seconds = {}, 0.0
-    for path in sorted(folder.glob("*.part")):
-        try:
-            record = _read(path)
-        except _DAMAGED as error:
-            print(f"{path} is damaged ({error}); its runs are made again")
-            path.unlink(missing_ok=True)
-            continue
-        found = {key: _decoded(value) for key, value in record["results"].items() if key in wanted}
-        results |= found
-        seconds += record["seconds"] * len(found) / len(record["results"])
-    return results, seconds
+def _taken_up(folder: Path, keys: list[str], name: str) -> dict:
+    records = store.finished(folder, keys)
+    if records:
+        seconds = sum(record["seconds"] for record in records.values())
+        print(f"{name}: {len(records)} of {len(keys)} runs are taken up from a build before ({seconds:.0f} s)")
+        note("resumed", name=name, runs=len(records), seconds=seconds)
+    # pickles can run code; whoever can write into the folder of the build can write the book's code as well
+    return {key: pickle.loads(base64.b64decode(record["result"])) for key, record in records.items()}
 
 
 def _keep(folder: Path, made: dict, seconds: float) -> None:
-    """Write a finished part, named after its runs. A disk that is full ends no computation."""
-    path = folder / f"{hashlib.sha256(' '.join(made).encode()).hexdigest()[:32]}.part"
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    content = io.BytesIO()
-    torch.save({"seconds": seconds, "results": {key: _encoded(result) for key, result in made.items()}}, content)
+    """A disk that is full ends no computation."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
-        os.replace(partial, path)
+        for key, result in made.items():
+            text = base64.b64encode(pickle.dumps(result)).decode()
+            store.keep(folder, key, {"result": text, "seconds": seconds})
     except OSError as error:
         print(f"{len(made)} finished runs cannot be kept for a later build: {error}")
-        with contextlib.suppress(OSError):
-            partial.unlink()
-
-
-def _read(path: Path) -> dict:
-    content = path.read_bytes()
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        raise ValueError("its checksum does not fit")
-    return torch.load(io.BytesIO(content[32:]), weights_only=True)
 
 
 def _plain(value):
@@ -224,38 +220,11 @@ def _plain(value):
         return value.copy()
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    if isinstance(value, tuple):
-        return tuple(_plain(part) for part in value)
-    if type(value) is dict and all(type(key) in _PLAIN for key in value):
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(map(_plain, value))
+    if type(value) is dict:
         return {key: _plain(part) for key, part in value.items()}
     raise ValueError(
         f"a result holds a {type(value).__name__}; tensors, numpy arrays, numbers, text, None and lists, tuples and "
         "dictionaries of these can be kept"
     )
-
-
-def _encoded(value):
-    """As what torch.load reads without trust: arrays as bytes with type and shape; containers are told apart."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        content = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.nbytes else torch.empty(0)
-        return ["array" if isinstance(value, np.ndarray) else "scalar", content, value.dtype.str, list(value.shape)]
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *map(_encoded, value)]
-    if isinstance(value, dict):
-        return {key: _encoded(part) for key, part in value.items()}
-    return value
-
-
-def _decoded(value):
-    if isinstance(value, dict):
-        return {key: _decoded(part) for key, part in value.items()}
-    if not isinstance(value, list):
-        return value
-    kind, *parts = value
-    if kind in ("array", "scalar"):
-        content, dtype, shape = parts
-        array = np.frombuffer(content.numpy().tobytes(), dtype).reshape(shape).copy()
-        return array if kind == "array" else array[()]
-    return (list if kind == "list" else tuple)(map(_decoded, parts))

@@ -16,7 +16,7 @@ import torch
 from networkx.algorithms import isomorphism
 from torch import Tensor
 
-from lib.models.unconstrained import check_positive
+from lib import checks
 from lib.search.best_known import through
 from lib.theory import low_rank
 
@@ -107,7 +107,7 @@ def graph(r: int) -> Shape:
     >>> tuple(shape.hidden.shape), tuple(shape.means.shape), shape.nonnegative
     ((4, 6), (6, 6), True)
     """
-    T = low_rank.incidence(r)
+    T = low_rank.unit_incidence(r)
     signs = 1 - 2 * (T > 0).mT.to(T)  # of a class's row: minus at its own two ends
     return Shape(T, signs / (signs @ T).norm(dim=1, keepdim=True), rectified=True)
 
@@ -118,7 +118,7 @@ def edges(r: int) -> Shape:
     >>> tuple(edges(r=4).means.shape)
     (4, 6)
     """
-    return _read(low_rank.incidence(r))
+    return _read(low_rank.unit_incidence(r))
 
 
 def centred_edges(r: int) -> Shape:
@@ -132,7 +132,7 @@ def centred_edges(r: int) -> Shape:
     >>> sorted(set(cosines.flatten().round(decimals=4).tolist()))  # 1, 1/6 and -2/3
     [-0.6667, 0.1667, 1.0]
     """
-    T = low_rank.incidence(r)
+    T = low_rank.unit_incidence(r)
     return _read(T - T.mean(1, keepdim=True))
 
 
@@ -212,7 +212,7 @@ def linear_price(Z: Tensor, decays: Sequence[float]) -> float:
     >>> round(linear_price(torch.eye(4), [0.1, 0.1]), 6)  # 0.1 for each of four singular values
     0.4
     """
-    check_positive(**{f"decays[{i}]": float(value) for i, value in enumerate(decays)})
+    checks.positive(**{f"decays[{i}]": float(value) for i, value in enumerate(decays)})
     F = len(decays)
     mean = math.exp(sum(math.log(value) for value in decays) / F)
     return F / 2 * mean * torch.linalg.svdvals(Z).pow(2 / F).sum().item()

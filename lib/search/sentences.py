@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lib.checks import positive
 from lib.models.sentences import SentenceSet, full_batch_risk, initial_weights, word_features
 
 
@@ -33,9 +34,7 @@ def lbfgs(
     parameters: Sequence[Tensor],
     tolerance: float = 1e-5,
     max_evaluations: int = 500,
-    history: int = 20,
     scale_invariant: Sequence[int] = (),
-    callback: Callable[[int], None] | None = None,
 ) -> Minimisation:
     r"""Minimise `loss(*parameters)` in place by L-BFGS with a strong-Wolfe line search (PyTorch's).
 
@@ -57,16 +56,8 @@ def lbfgs(
         On the gradient norm.
     max_evaluations
         Of loss and gradient; the round of at most 25 under way is finished, and the end point evaluated.
-    history
-        Pairs kept for the inverse Hessian.
     scale_invariant
         Positions in `parameters`.
-    callback
-        Called with the number of evaluations after each.
-
-    Returns
-    -------
-    Minimisation
 
     Raises
     ------
@@ -82,12 +73,11 @@ def lbfgs(
     >>> found.converged, x.round(decimals=6).tolist()
     (True, [1.0, 2.0])
     """
-    if not tolerance > 0:
-        raise ValueError(f"tolerance is {tolerance}, it must be positive")
+    positive(tolerance=tolerance)
     parameters = [parameter.detach().requires_grad_() for parameter in parameters]
     record, start = Minimisation(), time.perf_counter()
     optimiser = torch.optim.LBFGS(
-        parameters, max_iter=20, max_eval=25, history_size=history, line_search_fn="strong_wolfe",
+        parameters, max_iter=20, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
         tolerance_grad=0, tolerance_change=0,
     )  # fmt: skip
 
@@ -107,8 +97,6 @@ def lbfgs(
         record.seconds.append(time.perf_counter() - start)
         if not torch.isfinite(value):
             raise FloatingPointError(f"the loss is {value.item()} after {len(record.values)} evaluations")
-        if callback is not None:
-            callback(len(record.values))
         return value.detach()
 
     while len(record.values) < max_evaluations and not record.converged:
@@ -151,7 +139,6 @@ def fit_sentences(
     seed: int = 0,
     tolerance: float = 3e-5,
     max_evaluations: int = 500,
-    callback: Callable[[int, Tensor, Tensor], None] | None = None,
     start: tuple[Tensor, Tensor] | None = None,
 ) -> Fit:
     r"""The minimiser of the empirical risk (equation 2; 3 with `normalize`) by full-batch L-BFGS from a random start.
@@ -169,8 +156,6 @@ def fit_sentences(
         Words, width, weight decay.
     tolerance, max_evaluations
         As in :func:`lbfgs`.
-    callback
-        Called as `callback(evaluation, W, U)`.
     start
         Weights `(W, U)` to start from in place of random ones: with many sentences, those of a fit to a part of them.
 
@@ -182,7 +167,7 @@ def fit_sentences(
     Raises
     ------
     ValueError
-        If `lam` is not positive: without weight decay the risk has no minimiser. If `start` has other shapes.
+        If `lam` is not positive: without weight decay the risk of separable data has no minimiser.
 
     Examples
     --------
@@ -193,25 +178,14 @@ def fit_sentences(
     >>> tuple(fit.features.shape), tuple(fit.U.shape)
     ((4, 3), (2, 2, 3))
     """
-    if not lam > 0:
-        raise ValueError(f"lam is {lam}: without weight decay the risk of separable data has no minimiser")
-    sentences = SentenceSet(x, n_w)
-    W, U = initial_weights(n_w, int(y.max()) + 1, x.shape[1], d, seed, scale=1.0)
-    W, U = 0.1 * W.to(x.device), U.to(x.device)
-    if start is not None:
-        if start[0].shape != W.shape or start[1].shape != U.shape:
-            found = f"{tuple(start[0].shape)} and {tuple(start[1].shape)}"
-            raise ValueError(f"start has shapes {found}; it must have {tuple(W.shape)} and {tuple(U.shape)}")
-        W, U = (part.to(W, copy=True) for part in start)
-    elif normalize:
-        counts = torch.bincount(x.flatten(), minlength=n_w).clamp(min=1).to(W)
-        W = 0.03 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
-    record = lbfgs(
-        full_batch_risk(sentences, y, lam, normalize),
-        [W, U],
-        tolerance=tolerance,
-        max_evaluations=max_evaluations,
-        scale_invariant=[0] if normalize else [],
-        callback=None if callback is None else lambda n: callback(n, W, U),
-    )
+    positive(lam=lam)
+    W, U = start or initial_weights(n_w, int(y.max()) + 1, x.shape[1], d, seed, scale=1.0)
+    W, U = (part.to(x.device, torch.float32, copy=True) for part in (W, U))
+    if start is None:
+        W *= 0.1
+        if normalize:
+            counts = torch.bincount(x.flatten(), minlength=n_w).clamp(min=1).to(W)
+            W = 0.03 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
+    risk = full_batch_risk(SentenceSet(x, n_w), y, lam, normalize)
+    record = lbfgs(risk, [W, U], tolerance, max_evaluations, scale_invariant=[0] if normalize else [])
     return Fit(W, U, normalize, record)

@@ -1,18 +1,20 @@
 r"""The deep unconstrained features model with a smooth ReLU (Súkeník et al., Definition 7, Theorem 8), and its search.
 
 As in :mod:`lib.theory.low_rank`, `lam` is the sequence :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`,
-and the N = K n columns of the features are organised by class. Leading dimensions are runs. The gradient is written
-out: on matrices this small automatic differentiation takes most of the time.
+and the N = K n columns of the features are organised by class. Leading dimensions are runs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from lib.models.unconstrained import check_positive, labels, one_hot
+from lib.checks import not_negative
+from lib.models.unconstrained import check, labels, one_hot
+from lib.search.rows import join, lbfgs_rows, split
 
 
 def smooth_relu(z: Tensor, eps: float) -> Tensor:
@@ -25,8 +27,7 @@ def smooth_relu(z: Tensor, eps: float) -> Tensor:
     >>> smooth_relu(torch.tensor([-1.0, 0.25, 0.5, 2.0]), eps=0.5).tolist()
     [0.0, 0.1875, 0.5, 2.0]
     """
-    if not eps >= 0:
-        raise ValueError(f"eps={eps}: a number that is not negative is needed")
+    not_negative(eps=eps)
     if eps == 0:
         return z.clamp(min=0)
     s = (z / eps).clamp(0, 1)
@@ -61,148 +62,140 @@ def levels(H: Tensor, Ws: Sequence[Tensor], eps: float = 0.0) -> list[Tensor]:
 
 
 def value_and_gradient(
-    H: Tensor, Ws: Sequence[Tensor], lam: Sequence[float], n: int, eps: float = 0.0, signs: Tensor | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    r"""(1) with :math:`\sigma_\epsilon` for each run, and its derivatives by :math:`H_1, W_1, \dots, W_L`.
+    factors: Sequence[Tensor],
+    Y: Tensor,
+    lam: Tensor,
+    relu: Callable[[int, Tensor], tuple[Tensor, Tensor]],
+    loss: str = "mse",
+    ratios: Sequence[float] | None = None,
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    r"""The objective of the deep model with any smoothing of its ReLUs, its gradient, and the slopes of the ReLUs.
 
-    With `signs`, `(N,)`, plus or minus 1, `H` has one column per class, each of the n samples of the class is that
-    column times its sign, and the first derivative is by these columns.
+    With a ReLU it is :func:`lib.models.unconstrained.objective`. The gradient is written out: on matrices this small
+    automatic differentiation takes most of the time.
 
-    ValueError unless H has n columns for each of the K rows of the last weights, and there are L + 1 decays;
-    with `signs`, unless there are n of them for each column.
+    Parameters
+    ----------
+    factors
+        :math:`H_1, W_1, \dots, W_L`: `(runs, d_1, N)`, then `(runs, d_(l+1), d_l)`, the last with K rows. With loss
+        "exact" without :math:`W_L`.
+    Y
+        One-hot targets `(K, N)`; "exact" does not look at them.
+    lam, ratios
+        The weight decay of each run, `(runs,)`, and that of each factor relative to it; one for all by default.
+    relu
+        `relu(i, z)`: value and derivative, in the shape of z, of what stands for the ReLU number i, counted from 0.
+    loss
+        "mse"; "ce"; or "exact", the limit of the squared loss for weak decay: the least decay of an exact fit,
+        :math:`\frac\lambda2(\sum\|\cdot\|_F^2 + \operatorname{tr}(H_L^\top H_L)^{-1})`.
 
-    >>> H, W = torch.zeros(1, 2, 3), torch.zeros(1, 3, 2)
-    >>> value, gradients = value_and_gradient(H, [W], lam=[0.1, 0.1], n=1)
-    >>> value.tolist(), [tuple(g.shape) for g in gradients]
-    ([0.5], [(1, 2, 3), (1, 3, 2)])
+    Returns
+    -------
+    value, gradient, slopes
+        `(runs,)`; one tensor for each factor; the derivatives that `relu` returned, `(runs, d_l, N)` each.
+
+    Examples
+    --------
+    >>> factors, relu = [torch.zeros(1, 2, 3), torch.zeros(1, 3, 2)], lambda i, z: (z.clamp(min=0), (z > 0).to(z))
+    >>> value, gradient, slopes = value_and_gradient(factors, torch.eye(3), torch.ones(1), relu)
+    >>> value.tolist(), [tuple(g.shape) for g in gradient], slopes
+    ([0.5], [(1, 2, 3), (1, 3, 2)], [])
     """
-    if signs is not None:
-        if signs.shape != (H.shape[-1] * n,):
-            raise ValueError(f"signs has shape {tuple(signs.shape)}: {n} for each of {H.shape[-1]} columns are needed")
-        H = _repeated(H, n, signs)
-    K, N = Ws[-1].shape[-2], H.shape[-1]
-    if K * n != N:
-        raise ValueError(f"H has {N} columns: K n = {K} * {n} are needed")
-    if len(lam) != len(Ws) + 1:
-        raise ValueError(f"lam has {len(lam)} entries for {len(Ws)} layers: one more is needed, for the features")
-    check_positive(**{f"lam[{i}]": float(value) for i, value in enumerate(lam)})
-    features, before = [H], []
-    for W in Ws[:-1]:
-        before.append(W @ features[-1])
-        features.append(smooth_relu(before[-1], eps))
-    rest = Ws[-1] @ features[-1] - one_hot(labels(K, n), K, H.dtype)
-    value = rest.square().sum((-2, -1)) / (2 * N)
-    for x, A in zip(lam, (H, *Ws), strict=True):
-        value = value + x / 2 * A.square().sum((-2, -1))
-    gradients, G = [], rest / N
-    for i in range(len(Ws) - 1, -1, -1):
-        gradients.append(G @ features[i].mT + lam[i + 1] * Ws[i])
-        G = Ws[i].mT @ G
-        if i:
-            G = G * slope(before[i - 1], eps)
-    G = G + lam[0] * H
-    gradients.append(G if signs is None else (G * signs).unflatten(-1, (-1, n)).sum(-1))
-    return value, gradients[::-1]
+    inner = factors[1:] if loss == "exact" else factors[1:-1]
+    features, slopes = [factors[0]], []
+    for i, W in enumerate(inner):
+        level, derivative = relu(i, W @ features[-1])
+        features.append(level)
+        slopes.append(derivative)
+    ratios = [1.0] * len(factors) if ratios is None else ratios
+    decays = [lam[:, None, None] * ratio for ratio in ratios]
+    gradients, top = [], features[-1]
+    if loss == "exact":
+        inverse = torch.linalg.inv_ex(top.mT @ top)[0]
+        trace = inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
+        value = torch.where(trace > 0, lam / 2 * trace, math.inf)
+        back = -lam[:, None, None] * (top @ (inverse @ inverse))
+    else:
+        value, back = _fit(factors[-1] @ top, Y, loss)
+        gradients.append(torch.baddbmm(factors[-1] * decays[-1], back, top.mT))
+        back = factors[-1].mT @ back
+    for i in reversed(range(len(inner))):
+        back = back * slopes[i]
+        gradients.append(torch.baddbmm(inner[i] * decays[i + 1], back, features[i].mT))
+        back = inner[i].mT @ back
+    gradients.append(back + decays[0] * factors[0])
+    squares = sum(ratio * W.square().sum((-2, -1)) for ratio, W in zip(ratios, factors, strict=True))
+    return value + lam / 2 * squares, gradients[::-1], slopes
 
 
-def descend(
-    starts: Sequence[Tensor],
+def _fit(Z: Tensor, Y: Tensor, loss: str) -> tuple[Tensor, Tensor]:
+    """The first term of the objective at the scores Z, and its derivative by them."""
+    N = Z.shape[-1]
+    if loss == "mse":
+        rest = Z - Y
+        return rest.square().sum((-2, -1)) / (2 * N), rest / N
+    logs = Z.logsumexp(-2, keepdim=True)
+    value = (logs.squeeze(-2) - (Y * Z).sum(-2)).mean(-1)
+    return value, ((Z - logs).exp() - Y) / N
+
+
+def minimise(
+    factors: Sequence[Tensor],
     lam: Sequence[float],
     n: int,
     schedule: Sequence[float] = (0.0,),
     signs: Tensor | None = None,
-    evaluations: int = 400,
+    iterations: int = 400,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    r"""Where BFGS ends from many starts, in float64: values of (1) `(runs,)`, features and weights.
+    r"""Where L-BFGS ends from many starts, in float64: values of (1) `(runs,)`, features and weights.
 
-    Each run has its own inverse Hessian and step, so that a kink that stops one does not stop the others. Kinks stop a
-    quasi-Newton method early; `schedule` therefore lists values of eps, each of which continues from the ends of the
-    one before. The values are those of the last.
+    Each run has its own steps (:func:`lib.search.rows.lbfgs_rows`), so that a kink that stops one does not stop the
+    others. Kinks stop a quasi-Newton method early; `schedule` therefore lists values of eps, each of which continues
+    from the ends of the one before. The values are those of the last.
 
     Parameters
     ----------
-    starts
-        :math:`H_1, W_1, \dots, W_L`, each with a leading dimension of runs.
+    factors
+        The starts :math:`H_1, W_1, \dots, W_L`, each with a leading dimension of runs.
     signs
         `(N,)`, plus or minus 1. With it the starts have one column of features per class, `(runs, d_1, K)`, and each of
         the n samples of a class is that column times its sign.
-    evaluations
-        Of the objective, for each value of eps.
+    iterations
+        Of L-BFGS, for each value of eps.
+
+    Raises
+    ------
+    ValueError
+        Unless the starts have n columns for each of the K rows of the last weights and there are L + 1 positive decays;
+        with `signs`, unless there are n of them for each column.
 
     Examples
     --------
     >>> random = torch.Generator().manual_seed(0)
     >>> H, W = torch.randn(2, 4, 2, 2, generator=random, dtype=torch.float64)  # four runs
-    >>> values, _, _ = descend([H, W], lam=[0.1, 0.1], n=1)
+    >>> values, _, _ = minimise([H, W], lam=[0.1, 0.1], n=1)
     >>> values.round(decimals=6).tolist()  # Theorem 3.1 of Tirer & Bruna
     [0.18, 0.18, 0.18, 0.18]
     """
-    shapes = [q.shape[1:] for q in starts]
-    sizes = [shape.numel() for shape in shapes]
+    K = factors[-1].shape[-2]
+    if signs is not None and signs.shape != (factors[0].shape[-1] * n,):
+        raise ValueError(f"signs has shape {tuple(signs.shape)}: {n} for each column of the features are needed")
+    check(factors[0], factors[1:], labels(K, n if signs is None else 1), lam)
+    Y, shapes = one_hot(labels(K, n), K), [q.shape[1:] for q in factors]
 
-    def split(z: Tensor) -> tuple[Tensor, list[Tensor]]:
-        H, *Ws = (q.reshape(-1, *shape) for q, shape in zip(z.split(sizes, 1), shapes, strict=True))
-        return H, Ws
+    def model(x: Tensor) -> list[Tensor]:
+        H, *Ws = split(x, shapes)
+        return [H if signs is None else H.repeat_interleave(n, -1) * signs, *Ws]
 
-    def evaluate(z: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        H, Ws = split(z)
-        value, gradients = value_and_gradient(H, Ws, lam, n, eps, signs)
-        return value, torch.cat([g.flatten(1) for g in gradients], 1)
+    def risk(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        relu = lambda _, z: (smooth_relu(z, eps), slope(z, eps))  # noqa: E731
+        value, gradient, _ = value_and_gradient(model(x), Y, x.new_ones(len(x)), relu, ratios=lam)
+        if signs is not None:
+            gradient[0] = (gradient[0] * signs).unflatten(-1, (K, n)).sum(-1)
+        return value, join(gradient)
 
-    z = torch.cat([q.double().flatten(1) for q in starts], 1)
+    x = join([q.double() for q in factors])
     for eps in schedule:
-        z = _bfgs(lambda z, eps=eps: evaluate(z, eps), z, evaluations)
-    H, Ws = split(z)
-    H = H if signs is None else _repeated(H, n, signs)
-    return value_and_gradient(H, Ws, lam, n, schedule[-1])[0], H, Ws
-
-
-def _repeated(columns: Tensor, n: int, signs: Tensor) -> Tensor:
-    return columns.repeat_interleave(n, -1) * signs
-
-
-def _bfgs(evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, evaluations: int) -> Tensor:
-    """BFGS on the rows of z at once. Where a step is too long, that row tries a shorter one at the next evaluation, and
-    after eight of them its gradient; a row rests where not even that leads down."""
-    ends, rows = z.clone(), torch.arange(len(z))
-    value, gradient = evaluate(z)
-    eye = torch.eye(z.shape[1], dtype=z.dtype)
-    inverse = (1 / gradient.norm(dim=1).clamp(min=1.0))[:, None, None] * eye  # Hessian
-    fresh = torch.ones(len(z), dtype=torch.bool)  # rows whose inverse Hessian is a multiple of the identity
-    step, direction = torch.ones_like(value), -(inverse @ gradient[..., None])[..., 0]
-    for _ in range(evaluations):
-        moved, drop = z + step[:, None] * direction, _dot(direction, gradient)
-        new_value, new_gradient = evaluate(moved)
-        down = (new_value <= value + 1e-4 * step * drop) & (drop < 0)
-        s, y = moved - z, new_gradient - gradient
-        sy, yy = _dot(s, y), _dot(y, y)
-        curved = down & (sy > 1e-10 * yy)
-        first = curved & fresh
-        if first.any():
-            inverse[first] = (sy / yy)[first, None, None] * eye
-        rho = torch.where(curved, 1 / torch.where(curved, sy, 1.0), 0.0)[:, None]
-        turned = (inverse @ y[..., None])[..., 0]
-        half = (rho * ((1 + rho * _dot(y, turned)[:, None]) * s / 2 - turned))[..., None] @ s[:, None, :]
-        inverse += half + half.mT
-        z, gradient = torch.where(down[:, None], moved, z), torch.where(down[:, None], new_gradient, gradient)
-        value, step = torch.where(down, new_value, value), torch.where(down, 1.0, 0.3 * step)
-        failed = (step < 1e-4) | (drop >= 0)
-        rests = (failed & fresh) | (gradient.abs().amax(1) < 1e-12)
-        if failed.any():  # once more from the gradient
-            inverse[failed] = (0.1 / gradient.norm(dim=1).clamp(min=1.0))[failed, None, None] * eye
-            step[failed] = 1.0
-        fresh = failed | (fresh & ~curved)
-        if rests.any():
-            ends[rows] = z
-            on = ~rests
-            if not on.any():
-                return ends
-            state = rows, z, value, gradient, inverse, fresh, step
-            rows, z, value, gradient, inverse, fresh, step = (q[on] for q in state)
-        direction = -(inverse @ gradient[..., None])[..., 0]
-    ends[rows] = z
-    return ends
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(1)
+        x = lbfgs_rows(lambda x, eps=eps: risk(x, eps), x, iterations=iterations, tolerance=1e-12)
+    H, *Ws = model(x)
+    return risk(x, schedule[-1])[0], H, Ws

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lib.models.sentences import scores
+from lib.checks import positive
+from lib.models.sentences import scores, weight_decay
 
 
 @torch.no_grad()
@@ -29,6 +30,7 @@ def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | Non
     Examples
     --------
     >>> from lib.data.sentences import sentence_task
+    >>> from lib.theory.feature_collapse import equiangular, type1, type1_weights
     >>> task, lam = sentence_task(n_c=2, n_w=4, L=2), 0.02
     >>> _, c, c_prime = type1(n_c=2, n_w=4, L=2, K=4, lam=lam)
     >>> W, U = type1_weights(task.latents, task.s_c, equiangular(2, 3), c, c_prime)
@@ -52,6 +54,7 @@ def risk_gradient_spectrum(
     >>> spectrum = risk_gradient_spectrum(torch.zeros(4, 3), torch.zeros(4, 2, 3), x, y, p)
     >>> tuple(spectrum.shape), round(spectrum[0].item(), 4)
     ((4,), 0.3536)
+    >>> from lib.theory.feature_collapse import type3_threshold
     >>> round(type3_threshold([0.5, 0.5], n_c=2, L=2), 4)
     0.3536
     """
@@ -80,6 +83,7 @@ def optimality_gap(
     Raises ValueError if `lam` is not positive. Arguments as :func:`dual_certificate`.
 
     >>> from lib.data.sentences import sentence_task
+    >>> from lib.theory.feature_collapse import equiangular, type1, type1_weights
     >>> task, lam = sentence_task(n_c=2, n_w=4, L=2), 0.02
     >>> x, y, p = task.enumerate()
     >>> _, c, c_prime = type1(n_c=2, n_w=4, L=2, K=4, lam=lam)
@@ -89,8 +93,7 @@ def optimality_gap(
     >>> optimality_gap(2 * W, U, x, y, lam, p) > 0.01
     True
     """
-    if not lam > 0:
-        raise ValueError(f"lam={lam}: the weight decay must be positive")
+    positive(lam=lam)
     gradient, losses = _data_gradient(W, U, x, y, p, chunk)
     norm = float(_spectrum(gradient)[0])
     shrink = min(1.0, lam / norm) if norm > 0 else 1.0
@@ -101,7 +104,7 @@ def optimality_gap(
         own = y[rows, None]
         q.scatter_(1, own, q.gather(1, own) + (1 - shrink))
         bound += weights[rows] @ torch.special.entr(q).sum(1)
-    return float(losses + lam / 2 * (W.square().sum() + U.square().sum()) - bound)
+    return float(losses + weight_decay(W, U, lam) - bound)
 
 
 def _data_gradient(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:

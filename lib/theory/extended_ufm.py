@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lib.models.unconstrained import check_positive
+from lib import checks
 
 #: A global minimiser of the two-layer model is not zero if and only if :func:`two_layer`'s `c` lies below this.
 TWO_LAYER_THRESHOLD = 2 ** (-4 / 3)
+#: Up to here its quartic has positive roots, see :func:`larger_root`.
+LAST_ROOT = 0.75 * 4 ** (-1 / 3)
 
 
 class OneLayer(NamedTuple):
@@ -95,13 +96,13 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float, d
     0.18
     """
     _check_sizes(K, n, d)
-    check_positive(lam_b=lam_b)
+    checks.positive(lam_b=lam_b)
     return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
 
 
 def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:
     """The minimum where a share `mu` of the squared error along 1_K is left once the bias has done its part."""
-    check_positive(lam_w=lam_w, lam_h=lam_h)
+    checks.positive(lam_w=lam_w, lam_h=lam_h)
     c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
     frame = max(1 - c, 0.0)
     centre = max(1 - c / mu, 0.0) if mu > 0 else 0.0
@@ -160,7 +161,7 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float, d: in
     0.0
     """
     _check_sizes(K, n, d)
-    check_positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
+    checks.positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
     geometric = (n * lam_w2 * lam_w1 * lam_h1) ** (1 / 3)
     c = K * geometric
     x = larger_root(c) if c < TWO_LAYER_THRESHOLD else 0.0
@@ -176,10 +177,10 @@ def larger_root(c: float) -> float:
     (0.89679, True)
     >>> larger_root(0.5)
     Traceback (most recent call last):
-    ValueError: c=0.5: the quartic has positive roots for 0 < c <= 0.472470
+    ValueError: c = 0.5: the quartic has positive roots for 0 < c <= 0.472470
     """
-    if not 0 < c <= 0.75 * 4 ** (-1 / 3):
-        raise ValueError(f"c={c}: the quartic has positive roots for 0 < c <= {0.75 * 4 ** (-1 / 3):.6f}")
+    if not 0 < c <= LAST_ROOT:
+        raise ValueError(f"c = {c}: the quartic has positive roots for 0 < c <= {LAST_ROOT:.6f}")
     x = 1.0
     for _ in range(200):  # Newton from the right of a convex function's largest root descends to it
         smaller = x - (x**4 - x + c) / (4 * x**3 - 1) if 4 * x**3 > 1 else x
@@ -187,26 +188,6 @@ def larger_root(c: float) -> float:
             break
         x = smaller
     return x
-
-
-def quartic_roots(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> np.ndarray:
-    r"""The positive real roots, in ascending order, of the quartic that Appendix C prints for :math:`\sigma_{W_2}`.
-
-    .. math:: \lambda_{W_2}\sigma^4 - \sqrt{n\lambda_{W_1}\lambda_{H_1}}\,\sigma + K n\lambda_{W_1}\lambda_{H_1} = 0
-
-    None, one (double) or two, `(roots,)`. Only the largest can belong to a minimiser: see :func:`two_layer`. ValueError
-    as there.
-
-    >>> quartic_roots(K=2, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1).round(4).tolist()
-    [0.2017, 0.9217]
-    >>> round(two_layer(2, 1, 0.1, 0.1, 0.1).sigma_w2, 4)  # the larger one
-    0.9217
-    """
-    _check_sizes(K, n)
-    check_positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
-    s = math.sqrt(n * lam_w1 * lam_h1)
-    roots = np.roots([lam_w2, 0.0, 0.0, -s, K * s**2])
-    return np.sort(roots[(np.abs(roots.imag) < 1e-9 * np.abs(roots)) & (roots.real > 0)].real)
 
 
 def noisy_classifier_factor(K: int, lam_w: float, lam_h: float, sigma: float) -> float:
@@ -222,8 +203,7 @@ def noisy_classifier_factor(K: int, lam_w: float, lam_h: float, sigma: float) ->
     minimum = bias_free(K, 1, lam_w, lam_h)
     if minimum.c >= 1:
         raise ValueError(f"K sqrt(lam_h lam_w) = {minimum.c:.6g}: below 1 is needed, the minimiser is zero otherwise")
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise ValueError(f"sigma={sigma}: a number that is not negative is needed")
+    checks.not_negative(sigma=sigma)
     return 1 / (1 + sigma**2 * K * minimum.alignment)
 
 
@@ -234,18 +214,14 @@ def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
     >>> torch.allclose(Q.T @ Q, torch.eye(3, dtype=torch.float64))
     True
     """
-    if d < K:
-        raise ValueError(f"d={d}, K={K}: K orthogonal vectors need d >= K")
+    checks.integers(K, d=d)
     normal = torch.randn(d, K, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return torch.linalg.qr(normal)[0]
 
 
-def _check_sizes(K: int, n: int, d: int | None = None, least: int | None = None) -> None:
+def _check_sizes(K: int, n: int, d: int | None, least: int | None = None) -> None:
     """ValueError unless there are two classes, samples, and (where `d` is given) at least K or `least` dimensions."""
-    if K < 2:
-        raise ValueError(f"K={K}: at least two classes are needed")
-    if n < 1:
-        raise ValueError(f"n={n}: at least one sample per class is needed")
-    least = K if least is None else least
-    if d is not None and d < least:
-        raise ValueError(f"d={d}, K={K}: the theorem needs d >= {least}")
+    checks.integers(2, K=K)
+    checks.positive_integers(n=n)
+    if d is not None:
+        checks.integers(least or K, d=d)

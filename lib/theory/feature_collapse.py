@@ -9,13 +9,16 @@ Source: Laurent, von Brecht & Bresson (2023), section 3 and appendices C to G.
 
 from __future__ import annotations
 
-from math import exp, inf, log, log1p, sqrt
+from math import exp, log, log1p, sqrt
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize
 from torch import Tensor
+
+from lib.checks import integers, positive
+from lib.data.sentences import checked_frequencies
 
 _RTOL = 4 * np.finfo(float).eps  # the tightest relative tolerance brentq accepts
 
@@ -125,15 +128,11 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
     >>> round(c, 4), r.round(decimals=4).tolist()  # frequent words are longer
     (1.3076, [2.1686, 1.8779, 1.4248])
     """
-    mu = _check_frequencies(mu)
-    _check_task(n_c, L, None, lam)
+    mu = checked_frequencies(mu).numpy()
+    positive(lam=lam)
     threshold = type3_threshold(mu, n_c, L)
     if not lam < threshold:
-        raise ValueError(
-            f"lam={lam:g} is outside condition (9): "
-            f"it must be below sqrt(L * sum(mu**2) / n_c**(L+1)) = {threshold:.6g}; "
-            "from there on (W, U) = (0, 0) is the only minimiser"
-        )
+        raise ValueError(f"lam = {lam:g} is outside condition (9): from {threshold:.6g} on zero is the only minimiser")
     slope = n_c / (n_c - 1)
     log_target = log(L) + (L - 1) * log(n_c)
     # with x = log rho: the first equation, in logarithms, is an increasing convex function of x
@@ -176,10 +175,11 @@ def type3_threshold(mu: ArrayLike, n_c: int, L: int) -> float:
     0.125
     >>> type3([0.5, 0.5], 2, 2, lam=1.01 * threshold)
     Traceback (most recent call last):
-    ValueError: lam=0.357089 is outside condition (9): ...
+    ValueError: lam = 0.357089 is outside condition (9): from 0.353553 on zero is the only minimiser
     """
-    mu = _check_frequencies(mu)
-    _check_sizes(n_c=(n_c, 2), L=(L, 1))
+    mu = checked_frequencies(mu).numpy()
+    integers(2, n_c=n_c)
+    integers(1, L=L)
     return exp(0.5 * (log(L) + log(float(mu @ mu)) - (L + 1) * log(n_c)))
 
 
@@ -216,7 +216,7 @@ def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tup
     >>> abs(c - exact_c) < 1e-6, bool((r - exact_r).abs().max() < 1e-6)
     (True, True)
     """
-    mu = _check_frequencies(mu)
+    mu = checked_frequencies(mu).numpy()
     _check_task(n_c, L, K, lam)
     slope, balance = n_c / (n_c - 1), sqrt(n_c / (K * L))
 
@@ -304,7 +304,7 @@ def equiangular(n_c: int, d: int, mean_zero: bool = False, seed: int = 0) -> Ten
     >>> (frame @ frame.T).round(decimals=6).tolist()
     [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]
     """
-    _check_sizes(n_c=(n_c, 2))
+    integers(2, n_c=n_c)
     _check_width(n_c, d, mean_zero)
     rng = np.random.default_rng(seed)
     basis = rng.standard_normal((d, n_c - 1))
@@ -469,33 +469,17 @@ def _newton(gradient, x: np.ndarray, steps: int = 3) -> np.ndarray:
 # --- argument checks --------------------------------------------------------------------------------------------------
 
 
-def _check_sizes(**sizes: tuple[int, int]) -> None:
-    for name, (value, least) in sizes.items():
-        if int(value) != value or value < least:
-            raise ValueError(f"{name}={value}: must be a whole number of at least {least}")
-
-
-def _check_task(n_c: int, L: int, K: int | None, lam: float, n_w: int | None = None) -> None:
-    _check_sizes(n_c=(n_c, 2), L=(L, 1), K=(1 if K is None else K, 1))
-    if K is not None and n_c**L < K:
-        raise ValueError(f"K={K}: there are only n_c**L = {n_c}**{L} = {n_c**L} distinct latent variables")
+def _check_task(n_c: int, L: int, K: int, lam: float, n_w: int | None = None) -> None:
+    integers(2, n_c=n_c)
+    integers(1, L=L, K=K)
+    positive(lam=lam)
+    if n_c**L < K:
+        raise ValueError(f"K = {K}: there are only n_c**L = {n_c}**{L} = {n_c**L} distinct latent variables")
     if n_w is not None and (n_w < n_c or n_w % n_c):
-        raise ValueError(f"n_w={n_w}: must be a positive multiple of n_c={n_c}")
-    if not 0 < lam < inf:
-        raise ValueError(f"lam={lam}: the weight decay must be positive")
+        raise ValueError(f"n_w = {n_w}: must be a positive multiple of n_c = {n_c}")
 
 
 def _check_width(n_c: int, d: int, mean_zero: bool) -> None:
     least = n_c if mean_zero else n_c - 1
     if d < least:
-        kind = "mean-zero equiangular" if mean_zero else "equiangular"
-        raise ValueError(f"d={d}: {n_c} {kind} vectors need d >= {least}")
-
-
-def _check_frequencies(mu: ArrayLike) -> np.ndarray:
-    mu = np.asarray(mu, dtype=float)
-    if mu.ndim != 1 or not len(mu) or not (mu > 0).all():
-        raise ValueError(f"mu={mu}: word frequencies must be a list of positive numbers")
-    if abs(mu.sum() - 1) > 1e-9:
-        raise ValueError(f"mu sums to {mu.sum():.12g}: word frequencies must sum to 1")
-    return mu
+        raise ValueError(f"d = {d}: {n_c} equiangular vectors need d >= {least}{', if mean-zero' if mean_zero else ''}")

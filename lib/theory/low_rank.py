@@ -1,7 +1,7 @@
 r"""Deep neural collapse and the graph solution of the deep unconstrained features model (Súkeník et al., Appendix A.1).
 
-The model is (1), here :func:`objective`: L layers of weights with a ReLU between them, K classes of n samples, and one
-weight decay per factor. Everywhere `lam` is one number or the sequence
+The model is (1), :func:`lib.models.unconstrained.objective` with `relu`: L layers of weights with a ReLU between them,
+K classes of n samples, and one weight decay per factor. Everywhere `lam` is one number or the sequence
 :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`, from the features to the scores. Both kinds of solutions
 have collapsed classes, and non-negative class means :math:`M_l = A_l T` in the layers :math:`2 \le l < L`, where the
 rows of T are fixed and :math:`A_l^\top A_l = \alpha_l I`; before the last ReLU stand the rows of P = B T.
@@ -25,7 +25,7 @@ the :math:`m_i` is not the printed one (Lemma 16); the chapter on the graph solu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -35,59 +35,10 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from lib.models import unconstrained
-from lib.models.unconstrained import check_positive
+from lib import checks
 
 #: Features :math:`H_1` and weights :math:`W_1, \dots, W_L`.
 Solution = tuple[Tensor, list[Tensor]]
-#: What layers wider than needed may hold, see :func:`srg_solution`.
-FILLS = ("multiples", "zeros")
-
-
-def objective(
-    H1: Tensor, Ws: Sequence[Tensor], Y: Tensor, lam: float | Sequence[float], n: int, loss: str = "mse"
-) -> Tensor:
-    r"""(1): :math:`\frac1{2N}\|W_L\sigma(\cdots\sigma(W_1H_1)) - Y\|_F^2` and half the weighted squared norms.
-
-    Parameters
-    ----------
-    H1, Ws
-        Features `(..., d_1, K n)` and the weights `W_1, ..., W_L`, the last with K rows; leading dimensions are runs.
-    Y
-        One-hot targets `(K, K n)`, n columns of each class, in any order.
-    lam
-        One number, or :math:`\lambda_{H_1}` followed by :math:`\lambda_{W_1}, \dots, \lambda_{W_L}`.
-    loss
-        `"mse"`, or `"ce"` for the cross-entropy in place of the first term.
-
-    Returns
-    -------
-    Tensor
-        One value per run, differentiable.
-
-    Raises
-    ------
-    ValueError
-        For a Y that is not one-hot or does not have n columns per class, and as
-        :func:`lib.models.unconstrained.objective`.
-
-    Examples
-    --------
-    >>> H1, Ws = dnc_solution(K=3, L=2, lam=0.01, n=2)
-    >>> Y = unconstrained.one_hot(unconstrained.labels(3, 2), 3)
-    >>> abs(objective(H1, Ws, Y, 0.01, n=2).item() - dnc_loss(3, 2, 0.01, n=2)) < 1e-12
-    True
-    >>> objective(0 * H1, [0 * W for W in Ws], Y, 0.01, n=2).item()
-    0.5
-    """
-    lam_h, *lam_w = _decays(lam, len(Ws))
-    _check_integer("n", n, 1)
-    if Y.ndim != 2 or not bool(((Y == 0) | (Y == 1)).all() and (Y.sum(0) == 1).all()):
-        raise ValueError(f"Y has shape {tuple(Y.shape)}: a matrix with one 1 and otherwise 0 in each column is needed")
-    counts = Y.sum(1)
-    if not bool((counts == n).all()):
-        raise ValueError(f"Y has {int(counts.min())} to {int(counts.max())} columns per class: n = {n} is needed")
-    return unconstrained.objective(H1, Ws, Y.argmax(0), lam_w, lam_h, relu=True, loss=loss)
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -103,33 +54,47 @@ def triangular_graph(r: int) -> nx.Graph:
     >>> len(graph), graph.number_of_edges(), sorted(graph[0, 1])
     (6, 12, [(0, 2), (0, 3), (1, 2), (1, 3)])
     """
-    _check_integer("r", r, 4)
+    checks.integers(4, r=r)
     graph = nx.Graph()
     graph.add_nodes_from(combinations(range(r), 2))
     graph.add_edges_from(nx.line_graph(nx.complete_graph(r)).edges)
     return graph
 
 
-def incidence(r: int) -> Tensor:
+def incidence(edges: Iterable[Sequence[int]], d: int | None = None) -> Tensor:
+    """1 where a vertex lies on an edge, else 0: rows are vertices, columns edges of any number of vertices.
+
+    With `d` rows, the last of them zero or left out; by default as many as there are vertices.
+
+    >>> incidence([(0, 1), (1, 2), (2,)], d=4).tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+    edges = list(edges)
+    vertices = 1 + max(map(max, edges))
+    T = torch.zeros(max(vertices, d or 0), len(edges), dtype=torch.float64)
+    for column, edge in enumerate(edges):
+        T[list(edge), column] = 1
+    return T[: d or vertices]
+
+
+def unit_incidence(r: int) -> Tensor:
     r""":math:`T_r` of Definition 3, `(r, r(r-1)/2)`: :math:`1/\sqrt{r-1}` where a vertex lies on an edge, else 0.
 
     Edges in lexicographic order. All rows have norm 1. ValueError for r < 4.
 
-    >>> T = incidence(4)
+    >>> T = unit_incidence(4)
     >>> tuple(T.shape), T.norm(dim=1).round(decimals=6).tolist()
     ((4, 6), [1.0, 1.0, 1.0, 1.0])
     >>> (3 * T.T @ T)[0].round(decimals=6).tolist()  # (0, 1) meets all edges but (2, 3)
     [2.0, 1.0, 1.0, 1.0, 1.0, 0.0]
     """
-    _check_integer("r", r, 4)
-    ends = torch.triu_indices(r, r, 1)
-    T = torch.zeros(r, ends.shape[1], dtype=torch.float64)
-    return T.scatter_(0, ends, 1 / math.sqrt(r - 1))
+    checks.integers(4, r=r)
+    return incidence(combinations(range(r), 2)) * (1 / math.sqrt(r - 1))
 
 
 def _last_rows(r: int) -> Tensor:
     r"""B with P = B T: one row per edge, a multiple of -1 at its ends and +1 elsewhere, such that P has unit rows."""
-    signs = 1 - 2 * (incidence(r).T > 0).to(torch.float64)
+    signs = 1 - 2 * incidence(combinations(range(r), 2)).T
     return signs * math.sqrt((r - 1) / (2 * (r - 2) * (r - 3) + 4))
 
 
@@ -212,7 +177,7 @@ def srg_loss(r: int, L: int, lam: float | Sequence[float], n: int) -> float:
     >>> srg_loss(r=6, L=4, lam=1.0, n=1)  # too strong a decay
     0.5
     """
-    _check_integer("r", r, 4)
+    checks.integers(4, r=r)
     lam = _problem(L, 2, lam, n)
     return float(_minimum(_graph_family(r, L), r * (r - 1) // 2, L, lam, n)[0])
 
@@ -229,7 +194,7 @@ def dnc_loss(K: int, L: int, lam: float | Sequence[float], n: int) -> float:
     >>> dnc_loss(K=4, L=3, lam=1.0, n=1)  # the zero solution
     0.5
     """
-    _check_integer("K", K, 2)
+    checks.integers(2, K=K)
     lam = _problem(L, 1, lam, n)
     return float(_minimum(_frame_family(K, L), K, L, lam, n)[0])
 
@@ -280,7 +245,6 @@ def srg_solution(
     lam: float | Sequence[float],
     n: int,
     d: int | Sequence[int] | None = None,
-    fill: str = "multiples",
 ) -> Solution:
     r"""The graph solution of Definition 9 as matrices, at the scales that minimise the objective.
 
@@ -292,9 +256,7 @@ def srg_solution(
         One number, or :math:`\lambda_{H_1}` followed by :math:`\lambda_{W_1}, \dots, \lambda_{W_L}`.
     d
         Widths :math:`d_1, \dots, d_L`, one number or one per layer of features. By default, and at least, r, and
-        r(r-1)/2 in the last.
-    fill
-        What larger widths hold: further `"multiples"` of the rows in turn, or rows of `"zeros"`.
+        r(r-1)/2 in the last. Larger widths hold further multiples of the rows in turn.
 
     Returns
     -------
@@ -305,7 +267,7 @@ def srg_solution(
     Raises
     ------
     ValueError
-        For r < 4, L < 2, n < 1, decays that are not positive, widths below the smallest, an unknown `fill`.
+        For r < 4, L < 2, n < 1, decays that are not positive, widths below the smallest.
 
     Examples
     --------
@@ -316,11 +278,11 @@ def srg_solution(
     >>> torch.linalg.matrix_rank(M2).item()  # 4 for 6 classes
     4
     """
-    _check_integer("r", r, 4)
+    checks.integers(4, r=r)
     lam = _problem(L, 2, lam, n)
     K = r * (r - 1) // 2
     u = _minimum(_graph_family(r, L), K, L, lam, n)[1]
-    M1, Ws = _matrices(incidence(r), _last_rows(r), u, K, L, lam, n, d, fill)
+    M1, Ws = _matrices(unit_incidence(r), _last_rows(r), u, K, L, lam, n, d)
     return M1.repeat_interleave(n, 1), Ws
 
 
@@ -330,7 +292,6 @@ def dnc_solution(
     lam: float | Sequence[float],
     n: int,
     d: int | Sequence[int] | None = None,
-    fill: str = "multiples",
 ) -> Solution:
     """Deep neural collapse (Definition 10) as matrices, at the scales that minimise the objective.
 
@@ -341,11 +302,11 @@ def dnc_solution(
     >>> bool((gram - gram.diag().diag()).abs().max() < 1e-12)  # an orthogonal frame
     True
     """
-    _check_integer("K", K, 2)
+    checks.integers(2, K=K)
     lam = _problem(L, 1, lam, n)
     u = _minimum(_frame_family(K, L), K, L, lam, n)[1]
     eye = torch.eye(K, dtype=torch.float64)
-    M1, Ws = _matrices(eye, eye, u, K, L, lam, n, d, fill)
+    M1, Ws = _matrices(eye, eye, u, K, L, lam, n, d)
     return M1.repeat_interleave(n, 1), Ws
 
 
@@ -356,7 +317,6 @@ def general_srg_solution(
     n: int,
     construction: int = 1,
     d: int | Sequence[int] | None = None,
-    fill: str = "multiples",
 ) -> Solution:
     """Definition 11 for any K >= 6 as matrices; what the constructions do is said at :func:`general_srg_loss`.
 
@@ -365,25 +325,24 @@ def general_srg_solution(
     :func:`srg_solution`.
 
     >>> H1, Ws = general_srg_solution(K=7, L=3, lam=0.005, n=1)
-    >>> loss = objective(H1, Ws, torch.eye(7), 0.005, n=1).item()
-    >>> abs(loss - general_srg_loss(7, 3, 0.005, n=1)) < 1e-10
-    True
+    >>> tuple(H1.shape), [tuple(W.shape) for W in Ws]
+    ((5, 7), [(5, 5), (7, 5), (7, 7)])
     """
     r = _general(K, construction)
     lam = _problem(L, 2, lam, n)
     size = r * (r - 1) // 2
     if size == K:
-        return srg_solution(r, L, lam, n, d, fill)
+        return srg_solution(r, L, lam, n, d)
     if size > K:
-        H1, Ws = srg_solution(r, L, lam, n, d, fill)
+        H1, Ws = srg_solution(r, L, lam, n, d)
         return H1[:, (size - K) * n :], [*Ws[:-1], Ws[-1][size - K :]]
     rest = K - size
     widths = _widths(d, [w + rest for w in _smallest(r, size, L)])
     u = _minimum(_graph_family(r, L), K, L, lam, n)[1]
-    graph = _matrices(incidence(r), _last_rows(r), u, K, L, lam, n, [w - rest for w in widths], fill)
+    graph = _matrices(unit_incidence(r), _last_rows(r), u, K, L, lam, n, [w - rest for w in widths])
     u = _minimum(_frame_family(rest, L), K, L, lam, n)[1]
     eye = torch.eye(rest, dtype=torch.float64)
-    frame = _matrices(eye, eye, u, K, L, lam, n, [rest] * L, fill)
+    frame = _matrices(eye, eye, u, K, L, lam, n, [rest] * L)
     M1 = torch.block_diag(graph[0], frame[0])
     Ws = [torch.block_diag(a, b) for a, b in zip(graph[1], frame[1], strict=True)]
     return M1.repeat_interleave(n, 1), Ws
@@ -403,11 +362,8 @@ def _matrices(
     lam: list[float],
     n: int,
     d: int | Sequence[int] | None,
-    fill: str,
 ) -> Solution:
     """M_1 and the weights for the rows T and P = B T at the scale u, in a problem with K classes."""
-    if fill not in FILLS:
-        raise ValueError(f"fill is {fill!r}; known are {', '.join(FILLS)}")
     t, k = len(T), len(B)
     d = _widths(d, _smallest(t, k, L))
     if u == 0:
@@ -415,9 +371,9 @@ def _matrices(
     P = B @ T
     root_L = math.sqrt(K * lam[L]) * u ** (L / 2)  # sqrt(alpha_L)
     if L == 1:
-        M1, Ws = root_L * _spread(k, d[0], fill) @ P, []
+        M1, Ws = root_L * _spread(k, d[0]) @ P, []
     elif L == 2:
-        M1, W1 = _factors(root_L * _spread(k, d[1], fill) @ P, n * lam[0], lam[1], d[0])
+        M1, W1 = _factors(root_L * _spread(k, d[1]) @ P, n * lam[0], lam[1], d[0])
         Ws = [W1]
     else:
         nuclear = torch.linalg.matrix_norm(T, "nuc").item()
@@ -425,14 +381,14 @@ def _matrices(
         log_c = (cost + math.log(K) + math.log(n) + sum(map(math.log, lam))) / L
         share = math.exp(log_c) * u  # lam |W_l|^2 of every balanced factor
         root = share / (nuclear * math.sqrt(n * lam[0] * lam[1]))  # sqrt(alpha_2)
-        M1, W1 = _factors(root * _spread(t, d[1], fill) @ T, n * lam[0], lam[1], d[0])
+        M1, W1 = _factors(root * _spread(t, d[1]) @ T, n * lam[0], lam[1], d[0])
         Ws = [W1]
         for l in range(2, L - 1):  # noqa: E741
             ratio = math.sqrt(share / (t * lam[l]))  # sqrt(alpha_(l+1) / alpha_l)
-            Ws.append(ratio * _spread(t, d[l], fill) @ _spread(t, d[l - 1], fill).T)
+            Ws.append(ratio * _spread(t, d[l]) @ _spread(t, d[l - 1]).T)
             root *= ratio
-        Ws.append(root_L / root * _spread(k, d[L - 1], fill) @ B @ _spread(t, d[L - 2], fill).T)
-    last = M1 if L == 1 else (root_L * _spread(k, d[-1], fill) @ P).clamp(min=0)
+        Ws.append(root_L / root * _spread(k, d[L - 1]) @ B @ _spread(t, d[L - 2]).T)
+    last = M1 if L == 1 else (root_L * _spread(k, d[-1]) @ P).clamp(min=0)
     gram = last.T @ last
     Ws.append(torch.linalg.solve(gram + K * lam[L] * torch.eye(len(gram), dtype=gram.dtype), last.T))
     return M1, Ws
@@ -443,10 +399,8 @@ def _zeros(d: list[int], K: int) -> Solution:
     return torch.zeros(d[0], K, dtype=torch.float64), [torch.zeros(size, dtype=torch.float64) for size in sizes]
 
 
-def _spread(t: int, d: int, fill: str) -> Tensor:
+def _spread(t: int, d: int) -> Tensor:
     """A `(d, t)` with orthonormal columns whose rows are multiples of unit vectors."""
-    if fill == "zeros":
-        return torch.eye(d, t, dtype=torch.float64)
     rows = torch.nn.functional.one_hot(torch.arange(d) % t, t).to(torch.float64)
     return rows / rows.sum(0).sqrt()
 
@@ -465,11 +419,6 @@ def _factors(C: Tensor, lam_m: float, lam_w: float, d: int) -> tuple[Tensor, Ten
 # At the door ----------------------------------------------------------------------------------------------------------
 
 
-def _check_integer(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} = {value!r}: an integer of at least {least} is needed")
-
-
 def _decays(lam: float | Sequence[float], L: int) -> list[float]:
     """(lam_H1, lam_W1, ..., lam_WL)."""
     if isinstance(lam, Tensor | np.ndarray):
@@ -478,21 +427,20 @@ def _decays(lam: float | Sequence[float], L: int) -> list[float]:
     if len(lams) != L + 1:
         raise ValueError(f"lam has {len(lams)} entries: one number, or L + 1 = {L + 1} of them, is needed")
     names = ["lam_H1"] + [f"lam_W{l}" for l in range(1, L + 1)]  # noqa: E741
-    check_positive(**dict(zip(names, lams, strict=True)))
+    checks.positive(**dict(zip(names, lams, strict=True)))
     return [float(value) for value in lams]
 
 
 def _problem(L: int, least: int, lam: float | Sequence[float], n: int) -> list[float]:
-    _check_integer("L", L, least)
-    _check_integer("n", n, 1)
+    checks.integers(least, L=L)
+    checks.integers(1, n=n)
     return _decays(lam, L)
 
 
 def _general(K: int, construction: int) -> int:
     """The r of the largest triangular number that is at most K, or of the smallest that is at least K."""
-    _check_integer("K", K, 6)
-    if construction not in (1, 2):
-        raise ValueError(f"construction = {construction!r}: 1 or 2 is needed")
+    checks.integers(6, K=K)
+    checks.one_of((1, 2), construction=construction)
     r = (1 + math.isqrt(1 + 8 * K)) // 2
     return r if construction == 1 or r * (r - 1) // 2 == K else r + 1
 
@@ -504,5 +452,5 @@ def _widths(d: int | Sequence[int] | None, smallest: list[int]) -> list[int]:
     if len(widths) != len(smallest):
         raise ValueError(f"d has {len(widths)} entries: one number, or one for each of L = {len(smallest)}, is needed")
     for l, (width, least) in enumerate(zip(widths, smallest, strict=True), 1):  # noqa: E741
-        _check_integer(f"d_{l}", width, least)
+        checks.integers(least, **{f"d_{l}": width})
     return [int(width) for width in widths]

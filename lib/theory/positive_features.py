@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lib.models.unconstrained import check, check_balanced, check_nonnegative, check_positive, check_smoothing
+from lib import checks
+from lib.models.unconstrained import check, check_balanced
 
 
 class Optimum(NamedTuple):
@@ -116,8 +117,8 @@ def is_nonzero(N: int, lam_w: float, lam_h: float, alpha: float = 0.0) -> bool:
 
 def _strength(N: int, lam_w: float, lam_h: float, alpha: float) -> tuple[float, float]:
     """beta + 2 kappa, and kappa."""
-    check_positive(lam_w=lam_w, lam_h=lam_h)
-    check_smoothing(alpha)
+    checks.positive(lam_w=lam_w, lam_h=lam_h)
+    checks.shares(alpha=alpha)
     kappa = math.sqrt(N * (N - 1)) * math.sqrt(lam_w) * math.sqrt(lam_h)  # lam_w * lam_h may be 0 or inf
     return (N - 1) / N * alpha + 2 * kappa, kappa
 
@@ -219,7 +220,8 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
 def _check_pair(W: Tensor, H: Tensor, y: Tensor) -> None:
     check(H, [W], y, 1.0, 1.0)
     check_balanced(y, W.shape[-2])
-    check_nonnegative(H)
+    if not bool((H >= 0).all()):
+        raise ValueError("H has entries that are negative or nan: features have to be non-negative")
 
 
 def _check_sizes(N: int, K: int, M: int | None = None) -> None:

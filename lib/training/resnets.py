@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lib.checks import positive_integers
 from lib.models.networks import _ResNet20
-from lib.training.sgd import _fastest_convolutions
+from lib.training.sgd import fastest_convolutions
 
 _EPS, _FORGET = 1e-5, 0.1  # of nn.BatchNorm2d
 
@@ -256,7 +256,7 @@ def train(
             order = torch.stack([torch.randperm(N, generator=generator) for generator in generators]).to(device)
         batch = order[:, step % per_epoch * batch_size :][:, :batch_size]
         share = min(1.0, (step + 1) / (warmup or 1)) * (0.1 if drop is not None and step >= drop else 1.0)
-        with _fastest_convolutions():
+        with fastest_convolutions():
             layers = ensemble.forward(x[batch], mixed_precision)
             value = (layers[-1] - targets[batch]).square().sum() / (2 * batch_size)
             if lam_h is not None:

@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lib.checks import positive_integers
+from lib import checks
 
 #: A function of scores `(N, K)` and labels `(N,)` that returns a scalar.
 Loss = Callable[[Tensor, Tensor], Tensor]
 _COLUMNS = ("epoch", "objective", "loss", "accuracy", "lr", "seconds")  # of a row, before what the callback adds
+
+
+class SGD(NamedTuple):
+    """The settings of stochastic gradient descent, as :class:`torch.optim.SGD` and `MultiStepLR` have them.
+
+    >>> SGD(epochs=10, learning_rate=0.1, momentum=1.5).check()
+    Traceback (most recent call last):
+    ValueError: momentum = 1.5: a number in [0, 1) is needed
+    """
+
+    epochs: int
+    learning_rate: float
+    milestones: Sequence[int] = ()  #: epochs after each of which the learning rate is multiplied by `gamma`
+    gamma: float = 0.1
+    weight_decay: float = 0.0  #: of all parameters, those of batch normalisation included
+    momentum: float = 0.9
+    nesterov: bool = False  #: whether the momentum is Nesterov's
+    batch_size: int = 128  #: the largest size of a batch
+
+    def check(self) -> None:
+        """ValueError that names the first setting which is out of its range."""
+        checks.positive_integers(epochs=self.epochs, batch_size=self.batch_size)
+        checks.positive(learning_rate=self.learning_rate, gamma=self.gamma)
+        checks.not_negative(weight_decay=self.weight_decay)
+        checks.shares(momentum=self.momentum)
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov = True: momentum = 0 has no Nesterov form, a number in (0, 1) is needed")
+        if any(a >= b for a, b in zip([0, *self.milestones], self.milestones, strict=False)):
+            raise ValueError(f"milestones = {list(self.milestones)}: increasing numbers of epochs from 1 are needed")
 
 
 def train(
@@ -25,22 +52,11 @@ def train(
     x: Tensor,
     y: Tensor,
     loss: Loss,
-    epochs: int,
-    learning_rate: float,
-    milestones: Sequence[int] = (),
-    gamma: float = 0.1,
-    weight_decay: float = 0.0,
-    momentum: float = 0.9,
-    batch_size: int = 128,
+    sgd: SGD,
     seed: int = 0,
     callback: Callable[[int], Mapping | None] | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int = 1,
-    resume: bool = True,
     mixed_precision: bool | None = None,
     channels_last: bool | None = None,
-    progress: bool = False,
-    nesterov: bool = False,
 ) -> list[dict]:
     r"""Train `model` in place by SGD on the regularised risk, and return what happened, epoch by epoch.
 
@@ -61,30 +77,17 @@ def train(
         Inputs `(N, ...)` and labels `(N,)`, on one device.
     loss
         Function of scores `(batch, K)`, never in half precision, and labels that returns the mean over the batch.
-    epochs, learning_rate, milestones, gamma
-        The learning rate is multiplied by `gamma` after each of the epochs in `milestones`.
-    weight_decay, momentum
-        As in :class:`torch.optim.SGD`.
-    batch_size
-        The largest size of a batch.
+    sgd
+        The settings.
     seed
         Of the order of the samples.
     callback
-        Called with the number of each finished epoch, and with 0 before the first; not again for the epochs of a
-        checkpoint. The mapping that it may return (text to plain numbers, text, or lists and dictionaries of these;
-        under other names than those of the row) becomes part of that epoch's row.
-    checkpoint, checkpoint_every, resume
-        A file that is replaced as a whole after every `checkpoint_every` epochs. If it exists and `resume` is true, the
-        run goes on from there, on the CPU to exactly the result of a run that was never interrupted (unless the model
-        draws random numbers itself).
+        Called with the number of each finished epoch, and with 0 before the first. The mapping that it may return
+        (under other names than those of the row) becomes part of that epoch's row.
     mixed_precision
         Autocast to bfloat16 in the network; by default on a GPU only.
     channels_last
         Memory order of images `(N, C, H, W)` and weights; by default on a GPU only.
-    progress
-        Show a progress bar.
-    nesterov
-        Whether the momentum is Nesterov's, as in :class:`torch.optim.SGD`.
 
     Returns
     -------
@@ -97,20 +100,19 @@ def train(
     Raises
     ------
     ValueError
-        For a number out of its range, inputs that are not finite, labels or shapes that do not fit, a callback's entry
-        that cannot be kept, and a checkpoint that is damaged or belongs to another run.
+        For a setting out of its range, inputs that are not finite, labels or shapes that do not fit, and a callback's
+        entry that has the name of a column.
     FloatingPointError
         If the loss of an epoch, or the objective at its end, is not finite; it names the epoch.
 
     Examples
     --------
     >>> x, y, model = torch.eye(2), torch.tensor([0, 1]), nn.Linear(2, 2)
-    >>> history = train(model, x, y, nn.functional.cross_entropy, epochs=50, learning_rate=1)
+    >>> history = train(model, x, y, nn.functional.cross_entropy, SGD(epochs=50, learning_rate=1))
     >>> len(history), history[-1]["accuracy"], history[-1]["loss"] < history[0]["loss"]
     (50, 1.0, True)
     """
-    positive_integers(checkpoint_every=checkpoint_every)
-    check_sgd(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size)
+    sgd.check()
     _check_data(x, y)
     device, on_gpu = x.device, x.device.type == "cuda"
     mixed_precision = on_gpu if mixed_precision is None else mixed_precision
@@ -118,48 +120,34 @@ def train(
     # writes where it should not, with an odd batch and several threads (torch 2.13)
     channels_last = (on_gpu if channels_last is None else channels_last) and x.ndim == 4
     model.to(device, memory_format=torch.channels_last if channels_last else torch.preserve_format)
-    scores = _first_scores(model, x, y)
+    _check_outputs(model, x, y)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(
-        parameters, learning_rate, momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
+        parameters, sgd.learning_rate, sgd.momentum, weight_decay=sgd.weight_decay, nesterov=sgd.nesterov, fused=True
     )
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(milestones), gamma)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(sgd.milestones), sgd.gamma)
     order = torch.Generator().manual_seed(seed)
     history: list[dict] = []
 
-    if checkpoint is not None:
-        checkpoint = Path(checkpoint)
-        run = {
-            "epochs": epochs, "learning_rate": learning_rate, "milestones": list(milestones), "gamma": gamma,
-            "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
-            "batch_size": batch_size, "seed": seed,
-            "loss": getattr(loss, "__name__", type(loss).__name__), "loss of fixed scores": _probe(loss, scores, y),
-            "mixed_precision": mixed_precision,
-            "data": _digest([x, y]), "initial weights": _digest(model.state_dict().values()),
-        }  # fmt: skip
-        if resume and checkpoint.exists():
-            history = _restore(checkpoint, run, model, optimiser, schedule, order)
-
     def report(row: dict) -> None:
         found = (callback(row["epoch"]) if callback else None) or {}
-        _check_found(found, row["epoch"], kept=checkpoint is not None)
-        row.update(found)
-        if len(row) > 1:
-            history.append(row)
+        taken = next((name for name in found if name in _COLUMNS), None)
+        if taken:
+            raise ValueError(f"callback({row['epoch']}) returned {taken!r}: the row has a column of this name")
+        if found or row["epoch"]:
+            history.append(row | found)
 
     # a gather from this memory order gives batches that are channels-last without a further copy
     inputs = x.permute(0, 2, 3, 1).contiguous() if channels_last else x
-    first = history[-1]["epoch"] + 1 if history else 1
-    if not history:
-        report({"epoch": 0})
-    for epoch in _bar(range(first, epochs + 1), epochs, progress):
+    report({"epoch": 0})
+    for epoch in range(1, sgd.epochs + 1):
         model.train()
         began, lr = time.perf_counter(), schedule.get_last_lr()[0]
         total = torch.zeros(2, dtype=torch.float64, device=device)  # loss and correct answers, summed over samples
         shuffled = torch.randperm(len(y), generator=order).to(device)
-        with _fastest_convolutions():
-            for batch in shuffled.tensor_split(math.ceil(len(y) / batch_size)):
+        with fastest_convolutions():
+            for batch in shuffled.tensor_split(math.ceil(len(y) / sgd.batch_size)):
                 images, labels = inputs[batch], y[batch]
                 with torch.autocast(device.type, torch.bfloat16, enabled=mixed_precision):
                     scores = model(images.permute(0, 3, 1, 2) if channels_last else images)
@@ -172,15 +160,13 @@ def train(
                     total += torch.stack([value * len(batch), (scores.argmax(1) == labels).sum()])
         schedule.step()
         mean_loss, accuracy = (total / len(y)).tolist()
-        objective = mean_loss + penalty(model, weight_decay)
+        objective = mean_loss + penalty(model, sgd.weight_decay)
         if not math.isfinite(objective):  # weights that the last step blew up show here, and only here
             what = f"the loss is {mean_loss}, the objective {objective}"
             raise FloatingPointError(f"epoch {epoch}: {what}; learning_rate = {lr} may be too large")
         seconds = time.perf_counter() - began
         report({"epoch": epoch, "objective": objective, "loss": mean_loss, "accuracy": accuracy, "lr": lr,
                 "seconds": seconds})  # fmt: skip
-        if checkpoint is not None and (epoch % checkpoint_every == 0 or epoch == epochs):
-            _save(checkpoint, run, model, optimiser, schedule, order, history)
     return history
 
 
@@ -226,8 +212,13 @@ def _evaluating(model: nn.Module):
 
 
 @contextlib.contextmanager
-def _fastest_convolutions():
-    """cuDNN tries its algorithms on each new shape and keeps the fastest; a CPU does not notice."""
+def fastest_convolutions():
+    """cuDNN tries its algorithms on each new shape and keeps the fastest; a CPU does not notice.
+
+    >>> with fastest_convolutions():
+    ...     torch.backends.cudnn.benchmark
+    True
+    """
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
         yield
@@ -235,133 +226,18 @@ def _fastest_convolutions():
         torch.backends.cudnn.benchmark = before
 
 
-def check_sgd(epochs, learning_rate, milestones, gamma, weight_decay, momentum, nesterov, batch_size) -> None:
-    """ValueError that names the first setting of SGD which is out of its range; see :func:`train` for what they are.
-
-    >>> check_sgd(10, 0.1, (), 0.1, 0.0, 1.5, False, 128)
-    Traceback (most recent call last):
-    ValueError: momentum = 1.5: a number in [0, 1) is needed
-    """
-    positive_integers(epochs=epochs, batch_size=batch_size)
-    for name, value in (("learning_rate", learning_rate), ("gamma", gamma)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} = {value!r}: a positive number is needed")
-    if not 0 <= weight_decay < math.inf:
-        raise ValueError(f"weight_decay = {weight_decay!r}: a non-negative number is needed")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum = {momentum!r}: a number in [0, 1) is needed")
-    if nesterov and not momentum:
-        raise ValueError("nesterov = True: momentum = 0 has no Nesterov form, a number in (0, 1) is needed")
-    if any(a >= b for a, b in zip([0, *milestones], milestones, strict=False)):
-        raise ValueError(f"milestones = {list(milestones)}: increasing numbers of epochs from 1 are needed")
-
-
 def _check_data(x: Tensor, y: Tensor) -> None:
     if y.ndim != 1 or len(x) != len(y) or len(y) == 0:
         raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)}: (N, ...) and (N,) with N >= 1 are needed")
-    if x.device != y.device:
-        raise ValueError(f"x is on {x.device} and y on {y.device}: one device is needed")
     if y.dtype != torch.int64:
         raise ValueError(f"y is {y.dtype}: labels are int64")
-    if not torch.isfinite(x).all():
-        raise ValueError(f"x has {int((~torch.isfinite(x)).sum())} entries that are not finite")
+    checks.finite(x=x)
 
 
-def _check_found(found: Mapping, epoch: int, kept: bool) -> None:
-    """What a callback returned, before an epoch is lost to it."""
-    for name, value in found.items():
-        if name in _COLUMNS:
-            raise ValueError(f"callback({epoch}) returned {name!r}: the row has a column of this name")
-        if kept and not _is_plain(value):
-            raise ValueError(
-                f"callback({epoch}) returned {name!r} of type {type(value).__name__}: "
-                "a checkpoint keeps plain numbers, text, and lists and dictionaries of these"
-            )
-
-
-def _is_plain(value) -> bool:
-    if type(value) is dict:
-        return all(_is_plain(part) for pair in value.items() for part in pair)
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return type(value) in (bool, int, float, str, type(None))  # not NumPy's float64, which is a float but loads as none
-
-
-def _first_scores(model, x, y) -> Tensor:
-    """Scores `(1, K)` of the first sample, once they are found to have a column for each label."""
+def _check_outputs(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """ValueError unless the scores have a column for each label; asked of the first sample."""
     with torch.no_grad(), _evaluating(model):
-        scores = model(x[:1])
-    K = scores.shape[-1]
+        K = model(x[:1]).shape[-1]
     low, high = y.min().item(), y.max().item()
     if low < 0 or high >= K:
         raise ValueError(f"y has labels from {low} to {high}: the model has {K} outputs, so 0..{K - 1} are allowed")
-    return scores
-
-
-def _bar(epochs, total, progress):
-    if not progress:
-        return epochs
-    from rich.progress import track
-
-    return track(epochs, "training", total=total, completed=epochs.start - 1)
-
-
-# ------------------------------------------------------------------------------------------------------- checkpoints
-
-
-@torch.no_grad()
-def _probe(loss: Loss, scores: Tensor, y: Tensor) -> float:
-    """A value that tells losses of one name apart: two lambdas, or one class with other options."""
-    y = y[: scores.shape[-1]]
-    fixed = torch.randn(len(y), scores.shape[-1], generator=torch.Generator().manual_seed(0), dtype=scores.dtype)
-    return float(f"{loss(fixed.to(scores.device), y).item():.5g}")
-
-
-def _digest(tensors) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy())
-    return digest.hexdigest()
-
-
-def _save(path, run, model, optimiser, schedule, order, history):
-    state = {
-        "run": run,
-        "model": model.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "schedule": schedule.state_dict(),
-        "order": order.get_state(),
-        "history": history,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        torch.save(state, partial)
-        os.replace(partial, path)  # a reader sees the old file or the new one, never half of one
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _restore(path, run, model, optimiser, schedule, order):
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        found = state["run"]
-        for name in run:
-            if found.get(name) != run[name]:
-                raise ValueError(
-                    f"{path}: this checkpoint has {name} = {found.get(name)!r}, the run {run[name]!r}; "
-                    "give another path, or resume=False to start anew"
-                )
-        model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
-        schedule.load_state_dict(state["schedule"])
-        order.set_state(state["order"])
-        return state["history"]
-    except ValueError:
-        raise
-    except Exception as error:  # whatever a damaged file makes of unpickling
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"{path}: no readable checkpoint ({reason}); delete it, or give resume=False to start anew"
-        ) from error

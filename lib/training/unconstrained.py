@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lib import checks
 from lib.models.unconstrained import activations, check, one_hot
 from lib.training.cuda_graphs import recorded
 
@@ -40,7 +41,25 @@ class Runs(NamedTuple):
     b: Tensor | None
 
 
-def random_start(
+class Descent(NamedTuple):
+    r"""The settings of :func:`gradient_descent`: steps of a size, and what they descend.
+
+    Tensors `(R,)` of learning rates and of decays have one for each run.
+    """
+
+    learning_rate: float | Tensor  #: the step size :math:`\eta`
+    steps: int
+    lam_w: float | Tensor | Sequence[float | Tensor]  #: decays as :func:`lib.models.unconstrained.objective` has them
+    lam_h: float | Tensor | None = None
+    lam_b: float = 0.0
+    relu: bool = False
+    every: int = 0  #: steps between two looks; 0: at both ends only
+    tolerance: float = 1e-13  #: deviation of samples from their class mean below which they go on as one
+    reduce: bool = True  #: `False` carries every sample through every step
+    singly: bool = False  #: whether a run's classes may go on as one column while other runs still need all samples
+
+
+def random_runs(
     K: int, n: int, d: int, layers: int, seeds: Sequence[int], scales: float | Sequence[float], bias: bool = False
 ) -> Runs:
     r"""Independent normal starts in float64, one run per seed: `scales` times :math:`N(0, 1)`.
@@ -49,12 +68,11 @@ def random_start(
     has that of :math:`W_L`. Drawn on the CPU from a generator per run, so that a seed means the same everywhere.
     ValueError for another number of scales, or without a layer or a seed.
 
-    >>> runs = random_start(K=3, n=2, d=4, layers=2, seeds=range(5), scales=0.1)
+    >>> runs = random_runs(K=3, n=2, d=4, layers=2, seeds=range(5), scales=0.1)
     >>> tuple(runs.H.shape), [tuple(W.shape) for W in runs.Ws]
     ((5, 4, 6), [(5, 4, 4), (5, 3, 4)])
     """
-    if layers < 1:
-        raise ValueError(f"layers={layers}: at least the classifier is needed")
+    checks.integers(1, layers=layers)
     if len(seeds) == 0:
         raise ValueError("seeds is empty: one for each run is needed")
     scales = [float(scales)] * (layers + 1) if isinstance(scales, (int, float)) else list(scales)
@@ -73,70 +91,41 @@ def random_start(
     return Runs(torch.stack(Hs), Ws, torch.stack(biases) if bias else None)
 
 
-def pad(start: Runs, widths: Sequence[int]) -> Runs:
-    r"""The same runs in wider layers: features of `widths[0]` units, hidden levels of `widths[1:]`, the rest zeros.
-
-    A unit whose incoming and outgoing weights are zero has no gradient and stays exactly zero: runs of different widths
-    can be rows of one tensor and move as they do alone. ValueError for another number of widths, or for one
-    that is too small.
-
-    >>> runs = random_start(K=3, n=2, d=4, layers=2, seeds=[0], scales=0.1)
-    >>> wide = pad(runs, widths=[6, 5])
-    >>> tuple(wide.H.shape), [tuple(W.shape) for W in wide.Ws]
-    ((1, 6, 6), [(1, 5, 6), (1, 3, 5)])
-    """
-    levels = [start.H.shape[-2], *(W.shape[-2] for W in start.Ws[:-1])]
-    if len(widths) != len(levels) or any(new < old for new, old in zip(widths, levels, strict=True)):
-        raise ValueError(f"widths={list(widths)}: one for each of {levels} is needed, and none smaller")
-    outs = [*widths[1:], start.Ws[-1].shape[-2]]
-    Ws = [
-        torch.nn.functional.pad(W, (0, columns - W.shape[-1], 0, rows - W.shape[-2]))
-        for W, rows, columns in zip(start.Ws, outs, widths, strict=True)
-    ]
-    return Runs(torch.nn.functional.pad(start.H, (0, 0, 0, widths[0] - levels[0])), Ws, start.b)
+def _by_part(function: Callable[..., Tensor], *runs: Runs) -> Runs:
+    """A function of tensors of one or several ensembles, factor by factor."""
+    Ws = [function(*level) for level in zip(*(part.Ws for part in runs), strict=True)]
+    b = None if runs[0].b is None else function(*(part.b for part in runs))
+    return Runs(function(*(part.H for part in runs)), Ws, b)
 
 
 def together(parts: Sequence[Runs]) -> Runs:
-    """Runs of several ensembles as one ensemble. ValueError without one, or if their shapes or biases differ.
+    """Runs of several ensembles of one shape as one ensemble. ValueError without one.
 
-    >>> one, two = (random_start(3, 2, 4, layers=1, seeds=[seed], scales=0.1) for seed in (0, 1))
+    >>> one, two = (random_runs(3, 2, 4, layers=1, seeds=[seed], scales=0.1) for seed in (0, 1))
     >>> tuple(together([one, two]).H.shape)
     (2, 4, 6)
     """
     if not parts:
-        raise ValueError("no runs were given: at least one ensemble is needed")
-    shapes = {(p.H.shape[1:], *(W.shape[1:] for W in p.Ws), p.b is None) for p in parts}
-    if len(shapes) != 1:
-        raise ValueError(f"{len(shapes)} different shapes of runs: one is needed (see pad)")
-    Ws = [torch.cat(level) for level in zip(*(p.Ws for p in parts), strict=True)]
-    return Runs(torch.cat([p.H for p in parts]), Ws, None if parts[0].b is None else torch.cat([p.b for p in parts]))
+        raise ValueError("parts is empty: at least one ensemble is needed")
+    return _by_part(lambda *tensors: torch.cat(tensors), *parts)
 
 
 def select(runs: Runs, chosen: Tensor | Sequence[int] | slice) -> Runs:
     """Some of the runs, in the order of `chosen`, their numbers `(m,)` or a slice; copies, but for a slice.
 
-    >>> runs = random_start(K=3, n=2, d=4, layers=1, seeds=range(5), scales=0.1)
+    >>> runs = random_runs(K=3, n=2, d=4, layers=1, seeds=range(5), scales=0.1)
     >>> torch.equal(select(runs, [4, 0]).H[0], runs.H[4])
     True
     """
-    return Runs(runs.H[chosen], [W[chosen] for W in runs.Ws], None if runs.b is None else runs.b[chosen])
+    return _by_part(lambda tensor: tensor[chosen], runs)
 
 
 @torch.no_grad()
 def gradient_descent(
     start: Runs,
     y: Tensor,
-    lam_w: float | Tensor | Sequence[float | Tensor],
-    lam_h: float | Tensor,
-    learning_rate: float | Tensor,
-    steps: int,
-    lam_b: float = 0.0,
-    relu: bool = False,
-    every: int = 0,
+    descent: Descent,
     watch: Callable[[int, Runs], None] | None = None,
-    tolerance: float = 1e-13,
-    reduce: bool = True,
-    singly: bool = False,
     diverged: dict[int, int] | None = None,
 ) -> Runs:
     r"""`steps` steps of plain gradient descent on :func:`lib.models.unconstrained.objective` with the squared loss.
@@ -151,23 +140,16 @@ def gradient_descent(
     ----------
     start
         Where the runs start; left as it is.
-    y, lam_w, lam_h, lam_b, relu
-        As in the objective; the same for all runs. Decays of weights and features may also be tensors `(R,)` with one
-        for each run.
-    learning_rate
-        The step size :math:`\eta`, or a tensor `(R,)` of them.
-    every, watch
+    y
+        Classes `(N,)`, the same for all runs.
+    descent
+        The settings. With `relu`, at each look: if in every run and at every level the largest deviation of a feature
+        from its class mean is below `tolerance` times the largest feature entry, and the samples of a class have the
+        same active units, classes are continued as one column each. The deviations are 0 from then on. What is
+        neglected is of the order `tolerance` squared.
+    watch
         `watch(step, runs)` is called with the full features before the first step, after each `every` steps, and at
-        the end; `every` = 0: at both ends only. What it is given is its own to keep; at the end it is what is returned.
-    tolerance
-        With `relu`: at these steps, if in every run and at every level the largest deviation of a feature from its
-        class mean is below `tolerance` times the largest feature entry, and the samples of a class have the same
-        active units, classes are continued as one column each. The deviations are 0 from then on. What is neglected
-        is of the order `tolerance` squared.
-    reduce
-        `False` carries every sample through every step.
-    singly
-        Whether a run's classes may be continued as columns while other runs still need all samples.
+        the end. What it is given is its own to keep; at the end it is what is returned.
     diverged
         A dictionary that receives the run and the step at which it was found not to be finite; other runs go on, this
         one is nan from there on and belongs in no average. What it held before is removed. Without it a diverged run
@@ -181,8 +163,7 @@ def gradient_descent(
     Raises
     ------
     ValueError
-        As the objective, for weights that are not those of R runs or not finite, for a learning rate or a number of
-        steps that is not positive, and for a negative `every` or `tolerance`.
+        As the objective, for weights that are not those of R runs or not finite, and for a setting out of its range.
     FloatingPointError
         If a run diverges and `diverged` is not given, found at the next call of `watch` or at the end; it names the
         runs, the step and the learning rate.
@@ -190,46 +171,23 @@ def gradient_descent(
     Examples
     --------
     >>> from lib.models.unconstrained import objective
-    >>> start = random_start(K=2, n=1, d=3, layers=1, seeds=[0, 1], scales=0.1)
+    >>> start = random_runs(K=2, n=1, d=3, layers=1, seeds=[0, 1], scales=0.1)
     >>> y = torch.tensor([0, 1])
-    >>> end = gradient_descent(start, y, 0.1, 0.1, learning_rate=0.5, steps=500)
-    >>> objective(end.H, end.Ws, y, 0.1, 0.1).round(decimals=6).tolist()  # the minimum
+    >>> end = gradient_descent(start, y, Descent(learning_rate=0.5, steps=500, lam_w=0.1))
+    >>> objective(end.H, end.Ws, y, 0.1).round(decimals=6).tolist()  # the minimum
     [0.18, 0.18]
     """
-    R = len(start.H)
-    layers = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * len(start.Ws)
-    named = {f"lam_w[{i}]": lam for i, lam in enumerate(layers)} | {"lam_h": lam_h, "learning_rate": learning_rate}
-    for name, value in named.items():
-        if isinstance(value, Tensor):
-            _check_per_run(name, value, R)
-    *first_w, first_h = (lam[0].item() if isinstance(lam, Tensor) else lam for lam in (*layers, lam_h))
-    check(start.H, start.Ws, y, first_w, first_h, start.b, lam_b)
-    K = start.Ws[-1].shape[-2]
-    parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
-    for name, part in parts.items():
-        if part.ndim != 3 or len(part) != R:
-            raise ValueError(f"{name} has shape {tuple(part.shape)}; three dimensions are needed, the first for runs")
-    if start.b is not None and start.b.shape != (R, K):
-        raise ValueError(f"b has shape {tuple(start.b.shape)}; {(R, K)} is needed")
-    for name, part in (parts if start.b is None else parts | {"b": start.b}).items():
-        if not torch.isfinite(part).all():
-            raise ValueError(f"{name} has {int((~torch.isfinite(part)).sum())} entries that are not finite")
-    if not isinstance(learning_rate, Tensor) and not learning_rate > 0:
-        raise ValueError(f"learning_rate={learning_rate}: a positive number is needed")
-    if steps < 1:
-        raise ValueError(f"steps={steps}: at least one step is needed")
-    if every < 0 or tolerance < 0:
-        raise ValueError(f"every={every}, tolerance={tolerance}: neither can be negative")
-    if diverged is not None:
-        diverged.clear()
-    y = y.to(start.H.device)
-    pace = _Pace(learning_rate, layers, lam_h, lam_b, len(y)).of_runs(start.H)
+    pace, relu = _checked(start, y, descent), descent.relu
+    rate, steps = descent.learning_rate, descent.steps
+    y, R = y.to(start.H.device), len(start.H)
     hidden = relu and len(start.Ws) > 1
     every_run = torch.arange(R, device=start.H.device)
-    kind = _every_sample if not reduce else _rotated if not hidden else _every_sample if len(y) > K else _means
-    groups = [_Group.of(every_run, start, kind, y, pace, relu)]
+    kind = _rotated if not hidden else _every_sample if len(y) > start.Ws[-1].shape[-2] else _means
+    groups = [_Group.of(every_run, start, kind if descent.reduce else _every_sample, y, pace, relu)]
+    if diverged is not None:
+        diverged.clear()
     done = 0
-    for stop in [*range(0, steps, every or steps), steps]:
+    for stop in [*range(0, steps, descent.every or steps), steps]:
         for group in groups:
             group.advance(stop - done)
         done = stop
@@ -238,16 +196,16 @@ def gradient_descent(
         if not finite.all():
             lost = (~finite).nonzero()[:, 0].tolist()
             if diverged is None:
-                rates = learning_rate[lost].tolist() if isinstance(learning_rate, Tensor) else [learning_rate]
+                rates = rate[lost].tolist() if isinstance(rate, Tensor) else [rate]
                 raise FloatingPointError(
                     f"a run has diverged after {done} steps with learning rate {', '.join(map(str, rates))}"
                     f" (of {R} runs: {', '.join(map(str, lost))})"
                 )
             diverged |= {run: done for run in lost if run not in diverged}
             groups = [part for group in groups for part in group.part(finite[group.index])]
-        if hidden and reduce:
-            settled = [group.settled(tolerance) for group in groups]
-            if singly or all(found.all() for found in settled):
+        if hidden and descent.reduce:
+            settled = [group.settled(descent.tolerance) for group in groups]
+            if descent.singly or all(found.all() for found in settled):
                 pairs = list(zip(groups, settled, strict=True))
                 groups = [part for group, found in pairs for part in (*group.part(found, _means), *group.part(~found))]
                 groups = _joined(groups) if start.H.device.type == "cuda" else groups
@@ -256,38 +214,52 @@ def gradient_descent(
     return runs
 
 
-def _check_per_run(name: str, value: Tensor, R: int) -> None:
-    if value.shape != (R,):
-        raise ValueError(f"{name} has shape {tuple(value.shape)}: one number, or one for each of {R} runs is needed")
-    if not bool((torch.isfinite(value) & (value > 0)).all()):
-        raise ValueError(f"{name} has entries that are not positive numbers")
+def _checked(start: Runs, y: Tensor, descent: Descent) -> _Pace:
+    """The pace of the runs, once everything is found to be what :func:`gradient_descent` asks for."""
+    R, L, (rate, steps, lam_w, lam_h, lam_b) = len(start.H), len(start.Ws), descent[:5]
+    decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * (L + (lam_h is None))
+    decays = decays if lam_h is None else [lam_h, *decays]
+    _, *first = checks.per_run(R, learning_rate=rate, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
+    check(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=lam_b)
+    parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
+    for name, part in parts.items():
+        if part.ndim != 3 or len(part) != R:
+            raise ValueError(f"{name} has shape {tuple(part.shape)}; three dimensions are needed, the first for runs")
+    if start.b is not None and len(start.b) != R:
+        raise ValueError(f"b has shape {tuple(start.b.shape)}; a row for each of {R} runs is needed")
+    checks.finite(**parts, **({} if start.b is None else {"b": start.b}))
+    checks.integers(1, steps=steps)
+    checks.not_negative(every=descent.every, tolerance=descent.tolerance)
+    return _Pace(rate, decays, lam_b, len(y)).of_runs(start.H)
 
 
 class _Pace(NamedTuple):
-    """Learning rate, decays of W_1 ... W_L, of H and of b, and the number of samples."""
+    """Learning rate, decays of H and W_1 ... W_L, of b, and the number of samples."""
 
     rate: float | Tensor
     decays: list[float | Tensor]
-    lam_h: float | Tensor
     lam_b: float
     N: int
 
     def of_runs(self, like: Tensor) -> _Pace:
         """As it is if all of them are numbers; where one differs between runs, all of them `(R, 1, 1)`."""
-        if not any(isinstance(value, Tensor) for value in (self.rate, *self.decays, self.lam_h)):
+        if not any(isinstance(value, Tensor) for value in (self.rate, *self.decays)):
             return self
-
-        def spread(value):
-            return (
-                torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).reshape(-1, 1, 1).clone()
-            )
-
-        return _Pace(spread(self.rate), [spread(lam) for lam in self.decays], spread(self.lam_h), self.lam_b, self.N)
+        spread = lambda value: (  # noqa: E731
+            torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).reshape(-1, 1, 1).clone()
+        )
+        return self._replace(rate=spread(self.rate), decays=[spread(lam) for lam in self.decays])
 
     def chosen(self, runs: Tensor) -> _Pace:
         if not isinstance(self.rate, Tensor):
             return self
-        return _Pace(self.rate[runs], [lam[runs] for lam in self.decays], self.lam_h[runs], self.lam_b, self.N)
+        return self._replace(rate=self.rate[runs], decays=[lam[runs] for lam in self.decays])
+
+    def factors(self):
+        """What a step leaves of b, H, W_1 ... W_L; the step size over N; and a factor of the gradient, runs apart."""
+        keep = [1 - self.rate * lam for lam in (self.lam_b, *self.decays)]
+        per_run = isinstance(self.rate, Tensor)
+        return *keep, 1 if per_run else self.rate / self.N, self.rate / self.N if per_run else None
 
 
 class _Samples(NamedTuple):
@@ -349,8 +321,9 @@ class _Group:
 
     @classmethod
     def of(cls, index, runs: Runs, kind, y, pace, relu) -> _Group:
-        Ws, b = [W.clone() for W in runs.Ws], None if runs.b is None else runs.b.clone()[..., None]
-        return cls(index, kind(runs.H, y, Ws[-1].shape[-2]), kind, y, Ws, b, pace, relu)
+        samples = kind(runs.H, y, runs.Ws[-1].shape[-2])
+        b = None if runs.b is None else runs.b.clone()[..., None]
+        return cls(index, samples, kind, y, [W.clone() for W in runs.Ws], b, pace, relu)
 
     def runs(self) -> Runs:
         """A copy of where they are, with the full features."""
@@ -387,8 +360,7 @@ class _Group:
         """Make so many steps, in place; on a GPU a graph that lasts as long as the group."""
         columns = self.samples.columns
         on_processor = columns.device.type == "cpu" and columns.dtype != torch.bfloat16  # numpy has no such type
-        on_rows = self.kind is _means
-        make = _step_on_processor if on_processor else _step_on_rows if on_rows else _step_on_columns
+        make = _step_on_processor if on_processor else _step_on_device
         return recorded(make(self.samples, self.Ws, self.b, self.pace, self.relu), columns.device, unroll=20)
 
     def advance(self, steps: int) -> None:
@@ -410,15 +382,9 @@ def _collect(groups: list[_Group], start: Runs) -> Runs:
     """All runs in their order; nan where a run is in no group."""
     if len(groups) == 1 and len(groups[0].index) == len(start.H):
         return groups[0].runs()
-    found = Runs(
-        torch.full_like(start.H, torch.nan),
-        [torch.full_like(W, torch.nan) for W in start.Ws],
-        None if start.b is None else torch.full_like(start.b, torch.nan),
-    )
+    found = _by_part(lambda part: torch.full_like(part, torch.nan), start)
     for group in groups:
-        runs = group.runs()
-        for whole, part in zip(_flat(found), _flat(runs), strict=True):
-            whole[group.index] = part
+        _by_part(lambda whole, part, index=group.index: whole.index_copy_(0, index, part), found, group.runs())
     return found
 
 
@@ -430,16 +396,11 @@ def _joined(groups: list[_Group]) -> list[_Group]:
     index, runs = torch.cat([group.index for group in means]), together([group.runs() for group in means])
     pace = means[0].pace
     if isinstance(pace.rate, Tensor):
-        rate, lam_h = (torch.cat([getattr(group.pace, name) for group in means]) for name in ("rate", "lam_h"))
-        decays = [torch.cat(layer) for layer in zip(*(group.pace.decays for group in means), strict=True)]
-        pace = pace._replace(rate=rate, decays=decays, lam_h=lam_h)
+        decays = [torch.cat(factor) for factor in zip(*(group.pace.decays for group in means), strict=True)]
+        pace = pace._replace(rate=torch.cat([group.pace.rate for group in means]), decays=decays)
     order = index.argsort()
     whole = _Group.of(index[order], select(runs, order), _means, means[0].y, pace.chosen(order), means[0].relu)
     return [whole, *(group for group in groups if group.kind is not _means)]
-
-
-def _flat(runs: Runs) -> list[Tensor]:
-    return [runs.H, *runs.Ws, *([] if runs.b is None else [runs.b])]
 
 
 def _step_on_processor(samples, Ws, b, pace, relu):
@@ -452,7 +413,7 @@ def _step_on_processor(samples, Ws, b, pace, relu):
     turned = lambda array: array.swapaxes(1, 2)  # noqa: E731
     X, Y = (part.mT.numpy() if rows else part.numpy() for part in (columns, samples.targets))
     ones = samples.ones.numpy()[:, None]
-    keep, keep_h, keep_b, step_size, scale = _factors(pace)
+    keep_b, keep_h, *keep, step_size, scale = pace.factors()
     factor = step_size if scale is None else scale.numpy()
     *keep, keep_h, keep_b = (x.numpy() if isinstance(x, Tensor) else x for x in (*keep, keep_h, keep_b))
     Ws, b = [W.numpy() for W in Ws], None if b is None else b.numpy()
@@ -495,14 +456,19 @@ def _step_on_processor(samples, Ws, b, pace, relu):
     return step
 
 
-def _step_on_columns(samples, Ws, b, pace, relu):
-    """The same on a GPU, where the overhead of a call is what it costs, so there are as few as possible."""
+def _step_on_device(samples, Ws, b, pace, relu):
+    """The same on a GPU, where the overhead of a call is what it costs, so there are as few as possible.
+
+    All levels lie in memory as the samples do: as rows, which is faster where there are few of them, or as columns.
+    """
     H, R, last = samples.columns, len(samples.columns), len(Ws) - 1
     Y, ones = samples.targets.expand(R, -1, -1), samples.ones.expand(R, 1, -1)
-    levels = [H] + [H.new_empty(R, W.shape[-2], H.shape[-1]) for W in Ws]
+    rows = not H.is_contiguous()
+    shapes = [(R, W.shape[-2], H.shape[-1]) for W in Ws]
+    levels = [H] + [H.new_empty(R, N, d).mT if rows else H.new_empty(R, d, N) for R, d, N in shapes]
     gradients = [torch.empty_like(level) for level in levels]
     before = torch.empty_like(Ws[0])
-    keep, keep_h, keep_b, step_size, scale = _factors(pace)
+    keep_b, keep_h, *keep, step_size, scale = pace.factors()
 
     def step():
         for i in range(last):
@@ -527,48 +493,6 @@ def _step_on_columns(samples, Ws, b, pace, relu):
         _update(H, before.mT, G, keep_h, step_size)
 
     return step
-
-
-def _step_on_rows(samples, Ws, b, pace, relu):
-    """The same for samples that lie as rows in memory, which is faster where there are few of them."""
-    H, R, last = samples.columns.mT, len(samples.columns), len(Ws) - 1
-    Y, ones = samples.targets.mT.expand(R, -1, -1).contiguous(), samples.ones[:, None].expand(R, -1, 1)
-    levels = [H] + [H.new_empty(R, H.shape[1], W.shape[-2]) for W in Ws]
-    gradients = [torch.empty_like(level) for level in levels]
-    before = torch.empty_like(Ws[0])
-    keep, keep_h, keep_b, step_size, scale = _factors(pace)
-
-    def step():
-        for i in range(last):
-            torch.bmm(levels[i], Ws[i].mT, out=levels[i + 1])
-            if relu:
-                levels[i + 1].relu_()
-        G = torch.baddbmm(Y, levels[last], Ws[last].mT, beta=-1, out=levels[-1])
-        if b is not None:
-            G.baddbmm_(ones, b.mT)
-        if scale is not None:
-            G.mul_(scale)
-        if b is not None:
-            _update(b, G.mT, ones, keep_b, step_size)
-        for i in range(last, 0, -1):
-            torch.bmm(G, Ws[i], out=gradients[i])
-            _update(Ws[i], G.mT, levels[i], keep[i], step_size)
-            G = gradients[i]
-            if relu:
-                torch.ops.aten.threshold_backward.grad_input(G, levels[i], 0, grad_input=G)
-        before.copy_(Ws[0])
-        _update(Ws[0], G.mT, H, keep[0], step_size)
-        _update(H, G, before, keep_h, step_size)
-
-    return step
-
-
-def _factors(pace: _Pace):
-    """What a step leaves of W_1 ... W_L, H and b; the step size over N; and a factor of the gradient, runs apart."""
-    rate, per_run = pace.rate, isinstance(pace.rate, Tensor)
-    keep = [1 - rate * lam for lam in pace.decays]
-    keep_h, keep_b = 1 - rate * pace.lam_h, 1 - rate * pace.lam_b
-    return keep, keep_h, keep_b, 1 if per_run else rate / pace.N, rate / pace.N if per_run else None
 
 
 def _update(weight: Tensor, left: Tensor, right: Tensor, keep: float | Tensor, step_size: float) -> None:

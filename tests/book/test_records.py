@@ -15,7 +15,7 @@ from made_up import HEADER
 
 from lib.book import chapters, records, run, site
 from lib.book.chapters import BadInput, Page
-from lib.ledger import claims
+from lib.ledger import claims, declarations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +72,7 @@ class Book:
         self.write(name, text.replace(old, new))
 
     def declare(self, *entries):
-        self.write("chapters/claims.yml", yaml.safe_dump({"claims": list(entries), "pending": []}))
+        self.write("chapters/claims.yml", yaml.safe_dump({"claims": list(entries)}))
 
     def page(self, name="one"):
         return Page(f"chapters/part/{name}", self.root)
@@ -464,7 +464,7 @@ def test_the_overview_leads_to_the_tables_of_this_build(book):
 
 
 def test_the_records_of_this_book_are_in_order():
-    assert set(records.read(ROOT)) <= set(claims.declarations())
+    assert set(records.read(ROOT)) <= set(declarations.read().claims)
 
 
 # ----------------------------------------------------------------------------------------------------- the command line

@@ -27,7 +27,7 @@ from lib.book import chapters
 from lib.data import image_sets
 from lib.data.image_sets import ImageSet, fetch, load, resolve
 from lib.data.vision import torchvision
-from lib.ledger import claims
+from lib.ledger import verdict
 
 CIFAR10, SVHN = torchvision.datasets.CIFAR10, torchvision.datasets.SVHN
 
@@ -386,7 +386,7 @@ def test_an_unknown_name_gives_the_known_ones_and_the_nearest():
 
 
 def test_the_original_sets_of_the_ledger_are_those_that_stand_in_for_none():
-    assert set(claims.ORIGINALS) == set(image_sets.DOWNLOADABLE)
+    assert set(verdict.ORIGINALS) == set(image_sets.DOWNLOADABLE)
 
 
 def test_the_data_folder_is_the_one_that_the_build_looks_at_and_reading_leaves_it_alone(mnist, monkeypatch):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lib import metrics
 from lib.metrics import Tracker, measure
-from lib.training.sgd import train
+from lib.training.sgd import SGD, train
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -216,7 +216,7 @@ def test_a_tracker_measures_the_epochs_that_are_due(every, epochs):
 def test_a_tracker_is_a_callback_of_the_training_loop_of_the_book():
     (x, y), model = samples(0), network()
     tracker = Tracker(model, [(x, y)], ["0", "penultimate"])
-    history = train(model, x, y, nn.functional.cross_entropy, 2, 0.1, callback=tracker)
+    history = train(model, x, y, nn.functional.cross_entropy, SGD(2, 0.1), callback=tracker)
     assert [row["nc1 penultimate"] for row in history] == tracker.curve("nc1")[1]
     assert "nc3 penultimate" in history[0] and "nc3 0" not in history[0]
 

@@ -6,7 +6,7 @@ from math import exp, inf, log, nan
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.models import unconstrained
@@ -74,21 +74,6 @@ def test_the_objective_is_the_papers_sum(model, relu, bias, loss):
 
 
 @quick
-@given(st.integers(2, 4), sizes, sizes, seeds)
-def test_organised_samples_of_equal_number_give_equation_3_class_by_class(K, n, d, seed):
-    rng = np.random.default_rng(seed)
-    h, W, b = rng.standard_normal((K, n, d)), rng.standard_normal((K, d)), rng.standard_normal(K)
-    total = 0.0
-    for k, i, row in product(range(K), range(n), range(K)):
-        residual = sum(W[row, j] * h[k, i, j] for j in range(d)) + b[row] - (1.0 if row == k else 0.0)
-        total += residual**2 / (2 * K * n)
-    total += 0.3 / 2 * (W**2).sum() + 0.2 / 2 * (h**2).sum() + 0.1 / 2 * (b**2).sum()
-    H = torch.from_numpy(h.reshape(K * n, d).T.copy())
-    value = objective(H, [torch.from_numpy(W)], labels(K, n), 0.3, 0.2, torch.from_numpy(b), 0.1)
-    assert value.item() == pytest.approx(total, rel=1e-12)
-
-
-@quick
 @given(st.integers(1, 5), st.integers(1, 4))
 def test_organised_targets_are_the_kronecker_product_of_the_identity_and_a_row_of_ones(K, n):
     Y = one_hot(labels(K, n), K)
@@ -109,22 +94,6 @@ def test_activations_are_what_each_layer_multiplies(model, relu):
     np.testing.assert_allclose(scores(H, Ws, b, relu).numpy(), expected, atol=1e-12)
 
 
-@quick
-@given(models(layers=1), losses)
-def test_one_layer_has_no_relu(model, loss):
-    assert len(activations(model["H"], model["Ws"])) == 1
-    assert objective(**model, relu=True, loss=loss) == objective(**model, loss=loss)
-
-
-@quick
-@given(models(), st.booleans(), losses, seeds)
-def test_the_order_of_the_samples_does_not_matter(model, relu, loss, seed):
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(model["y"])))
-    shuffled = model | {"H": model["H"][:, order], "y": model["y"][order]}
-    values = [objective(**version, relu=relu, loss=loss).item() for version in (model, shuffled)]
-    assert values[1] == pytest.approx(values[0], rel=1e-12)
-
-
 def test_zero_parameters_cost_what_chance_costs():
     K, n, d = 5, 3, 6
     H, W = torch.zeros(d, K * n, dtype=torch.float64), torch.zeros(K, d, dtype=torch.float64)
@@ -143,13 +112,17 @@ def test_cross_entropy_of_huge_scores_neither_overflows_nor_rounds_to_nan():
 
 
 @quick
-@given(models(layers=2), st.floats(0.01, 2))
-def test_one_decay_stands_for_all_layers(model, lam):
-    one, each = (objective(**model | {"lam_w": value}) for value in (lam, [lam, lam]))
-    assert one == each
+@given(models(layers=2), st.floats(0.01, 2), st.booleans())
+def test_one_decay_stands_for_all_layers_or_for_all_factors(model, lam, relu):
+    each = [objective(**model | {"lam_w": value}, relu=relu) for value in (lam, (lam, lam), np.array([lam, lam]))]
+    assert each[0] == each[1] == each[2]
+    lam_h, *lam_w = decays = (lam, 2 * lam, np.float32(0.5))
+    together = objective(**model | {"lam_w": decays, "lam_h": None}, relu=relu)
+    assert together == objective(**model | {"lam_w": lam_w, "lam_h": lam_h}, relu=relu)
+    assert objective(**model | {"lam_w": lam, "lam_h": None}) == objective(**model | {"lam_w": lam, "lam_h": lam})
 
 
-# Batches, gradients, types --------------------------------------------------------------------------------------------
+# Batches, types ---------------------------------------------------------------------------------------------------------
 
 
 def run_of(model, *index):
@@ -167,15 +140,6 @@ def test_a_leading_batch_is_a_loop_over_runs(model, relu, loss):
 
 
 @quick
-@given(models(runs=(3,)), losses)
-def test_features_shared_by_all_runs_are_broadcast(model, loss):
-    values = objective(**model | {"H": model["H"][0]}, loss=loss)
-    for r in range(3):
-        alone = objective(**run_of(model, r) | {"H": model["H"][0]}, loss=loss).item()
-        assert values[r].item() == pytest.approx(alone, rel=1e-12)
-
-
-@quick
 @given(models(runs=(3,)), st.booleans(), losses)
 def test_vmap_maps_the_objective_over_runs(model, relu, loss):
     def one(H, b, *Ws):
@@ -183,19 +147,6 @@ def test_vmap_maps_the_objective_over_runs(model, relu, loss):
 
     mapped = torch.func.vmap(one)(model["H"], model["b"], *model["Ws"])
     torch.testing.assert_close(mapped, objective(**model, relu=relu, loss=loss), rtol=1e-12, atol=0)
-
-
-@settings(max_examples=10, deadline=None)
-@given(models(), st.booleans(), losses)
-def test_the_gradient_is_that_of_finite_differences(model, relu, loss):
-    def risk(H, b, *Ws):
-        return objective(**model | {"H": H, "Ws": Ws, "b": b}, relu=relu, loss=loss)
-
-    inputs = [part.clone().requires_grad_() for part in (model["H"], model["b"], *model["Ws"])]
-    if relu:  # a finite difference across the kink means nothing
-        levels = activations(model["H"], model["Ws"], relu)
-        assume(all((W @ level).abs().min() > 1e-4 for W, level in zip(model["Ws"][:-1], levels, strict=False)))
-    assert torch.autograd.gradcheck(risk, inputs, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", unconstrained.LOSSES)
@@ -229,56 +180,29 @@ GOOD = {"H": torch.ones(d, K * n), "Ws": [torch.ones(d, d), torch.ones(K, d)], "
 GOOD |= {"lam_w": 0.1, "lam_h": 0.1}
 
 
-def test_the_example_of_the_messages_is_good():
-    assert objective(**GOOD).isfinite()
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "changes, name",
     [
-        ({"y": torch.tensor([0, 0, 1, 1, 2, 3])}, r"y has labels 0 to 3; they are 0\.\.2"),
-        ({"y": torch.tensor([-1, 0, 1, 1, 2, 2])}, r"y has labels -1 to 2; they are 0\.\.2"),
-        ({"y": torch.tensor([0, 0, 0, 2, 2, 2])}, "class 1 has no sample"),
-        ({"y": torch.tensor([0, 0, 0, 1, 1, 1])}, "class 2 has no sample"),
-        ({"y": labels(K, n).float()}, r"y is torch\.float32; labels are integers"),
-        ({"y": labels(K, n) > 0}, r"y is torch\.bool; labels are integers"),
-        ({"y": labels(K, n + 1)}, r"y has shape \(9,\); H has N=6 columns"),
-        ({"y": labels(K, n).expand(2, -1)}, r"y has shape \(2, 6\); H has N=6 columns"),
-        ({"H": torch.ones(d, 0), "y": labels(K, 0)}, r"y has no label; they are 0\.\.2"),
-        ({"H": torch.ones(d + 1, K * n)}, r"W_1 has shape \(4, 4\), but what it multiplies has dimension 5"),
-        ({"H": torch.ones(d)}, r"H has shape \(4,\); a matrix per run is needed"),
-        ({"Ws": [torch.ones(5, d), torch.ones(K, d)]}, r"W_2 has shape \(3, 4\), but .* has dimension 5"),
-        ({"Ws": [torch.ones(d, d), torch.ones(d)]}, r"W_2 has shape \(4,\); a matrix per run is needed"),
-        ({"Ws": [torch.ones(2, d, d), torch.ones(3, K, d)]}, r"the leading dimensions .* \(2,\), 'W_2': \(3,\)"),
-        ({"Ws": [torch.ones(1, d)], "y": labels(1, 6)}, "K=1 rows: at least two classes"),
-        ({"Ws": []}, "Ws is empty"),
-        ({"Ws": torch.ones(K, d)}, r"Ws is one tensor of shape \(3, 4\): a list"),
-        ({"b": torch.ones(K + 1)}, r"b has shape \(4,\); K=3 entries are needed"),
-        ({"b": torch.tensor(1.0)}, r"b has shape \(\); K=3 entries are needed"),
-        ({"b": torch.ones(2, K), "H": torch.ones(3, d, K * n)}, r"the leading dimensions .* 'b': \(2,\)"),
-        ({"lam_w": 0.0}, r"lam_w\[0\]=0\.0: a positive number"),
-        ({"lam_w": [0.1, -0.2]}, r"lam_w\[1\]=-0\.2: a positive number"),
-        ({"lam_w": [0.1, inf]}, r"lam_w\[1\]=inf: a positive number"),
-        ({"lam_w": None}, r"lam_w\[0\]=None: a positive number"),
-        ({"lam_w": torch.tensor(0.1)}, r"lam_w\[0\]=tensor\(0\.1000\): a positive number"),
-        ({"lam_w": [0.1]}, "lam_w has 1 entries for 2 layers"),
-        ({"lam_w": np.array([0.1, 0.1, 0.1])}, "lam_w has 3 entries for 2 layers"),
-        ({"lam_h": -1.0}, r"lam_h=-1\.0: a positive number"),
-        ({"lam_h": nan}, "lam_h=nan: a positive number"),
-        ({"lam_b": -0.5}, r"lam_b=-0\.5: a number that is not negative"),
-        ({"lam_b": nan}, "lam_b=nan: a number that is not negative"),
-        ({"lam_b": None}, "lam_b=None: a number that is not negative"),
-        ({"loss": "hinge"}, "loss is 'hinge'; known are mse, ce"),
+        ([{"y": labels(K, n) + 1}, {"y": labels(K, n).float()}, {"y": labels(K, n + 1)}], "y"),
+        ([{"y": torch.tensor([0, 0, 0, 2, 2, 2])}, {"H": torch.ones(d, 0), "y": labels(K, 0)}], "y"),
+        ([{"H": torch.ones(d)}], "H"),
+        ([{"H": torch.ones(d + 1, K * n)}], "W_1"),
+        ([{"Ws": [torch.ones(5, d), torch.ones(K, d)]}, {"Ws": [torch.ones(d, d), torch.ones(d)]}], "W_2"),
+        ([{"Ws": []}, {"Ws": torch.ones(K, d)}], "Ws"),
+        ([{"Ws": [torch.ones(1, d)], "y": labels(1, 6)}], "K"),
+        ([{"b": torch.ones(K + 1)}, {"b": torch.tensor(1.0)}], "b"),
+        ([{"lam_w": bad} for bad in (0.0, [0.1, -0.2], [0.1, inf], None, torch.tensor(0.1), [0.1])], "lam_w"),
+        ([{"lam_w": [0.1, 0.1], "lam_h": None}, {"lam_w": 0.0, "lam_h": None}], "lam_w"),
+        ([{"lam_h": -1.0}, {"lam_h": nan}], "lam_h"),
+        ([{"lam_b": -0.5}, {"lam_b": nan}, {"lam_b": None}], "lam_b"),
+        ([{"loss": "hinge"}], "loss"),
     ],
 )
-def test_bad_input_is_one_clear_message(change, message):
-    with pytest.raises(ValueError, match=message):
-        objective(**GOOD | change)
-
-
-@pytest.mark.parametrize("lam", [np.float32(0.5), np.float64(0.5), np.array([0.5, 0.5]), (0.5, 0.5)])
-def test_decays_may_be_any_real_numbers(lam):
-    assert objective(**GOOD | {"lam_w": lam}) == objective(**GOOD | {"lam_w": 0.5})
+def test_what_does_not_fit_is_named(changes, name):
+    assert objective(**GOOD).isfinite()
+    for change in changes:
+        with pytest.raises(ValueError, match=rf"^{name}\b"):
+            objective(**GOOD | change)
 
 
 # The layer-peeled model with non-negative features --------------------------------------------------------------------
@@ -331,25 +255,15 @@ PEELED = {"W": torch.ones(3, 4), "H": torch.ones(4, 6), "y": labels(3, 2), "lam_
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, name",
     [
-        ({"alpha": 1.0}, r"alpha=1\.0: a number in \[0, 1\)"),
-        ({"alpha": -0.1}, r"alpha=-0\.1: a number in \[0, 1\)"),
-        ({"alpha": nan}, r"alpha=nan: a number in \[0, 1\)"),
-        ({"alpha": None}, r"alpha=None: a number in \[0, 1\)"),
-        ({"H": -torch.ones(4, 6)}, "H has an entry -1: features have to be non-negative"),
-        ({"H": torch.full((4, 6), nan)}, "H has an entry nan: features have to be non-negative"),
-        ({"y": torch.tensor([0, 0, 0, 1, 1, 2])}, "classes have 1 to 3 samples: K of each are needed"),
-        ({"W": torch.ones(1, 4), "y": labels(1, 6)}, "K=1 rows: at least two classes"),
-        ({"W": torch.ones(3, 5)}, "what it multiplies has dimension 4"),
-        ({"lam_h": 0.0}, r"lam_h=0\.0: a positive number"),
-        ({"b": torch.ones(3), "lam_b": -1.0}, r"lam_b=-1\.0: a number that is not negative"),
+        ({"alpha": 1.0}, "alpha"),
+        ({"alpha": nan}, "alpha"),
+        ({"y": torch.tensor([0, 0, 0, 1, 1, 2])}, "y"),
+        ({"W": torch.ones(3, 5)}, "W_1"),
+        ({"lam_h": 0.0}, "lam_h"),
     ],
 )
-def test_bad_input_of_the_layer_peeled_model_is_one_clear_message(change, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_does_not_fit_the_layer_peeled_model_is_named(change, name):
+    with pytest.raises(ValueError, match=rf"^{name}\b"):
         layer_peeled(**PEELED | change)
-
-
-def test_negative_features_are_allowed_where_the_caller_says_so():
-    assert layer_peeled(**PEELED | {"H": -torch.ones(4, 6)}, nonnegative=False).isfinite()

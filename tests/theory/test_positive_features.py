@@ -37,7 +37,7 @@ def random_pair(N, K, M, seed):
 
 def search(N, K, M, lam_w, lam_h, alpha, bias=False, starts=6, seed=0):
     y, shapes = labels(N, K), [(N, M), (M, N * K)] + [(N,)] * bias
-    risk = lambda W, H, b=None: layer_peeled(W, H, y, lam_w, lam_h, alpha, b, nonnegative=False)  # noqa: E731
+    risk = lambda W, H, b=None: layer_peeled(W, H, y, lam_w, lam_h, alpha, b)  # noqa: E731
     return multistart(risk, shapes, starts, seed, (0.3, 1.0), lower=[None, 0.0] + [None] * bias)
 
 
@@ -304,21 +304,21 @@ optimal = partial(theory.optimal_norms, 3, 2)
         (lambda: theory.optimal_norms(3, 0, 0.1, 0.1), "K=0: an integer of at least 1"),
         (lambda: theory.optimal_norms(3, 2, 0.1, 0.1, M=2), "M=2: an integer of at least 3 .*M >= N"),
         (lambda: theory.nc_configuration(3, 2, 2, 0.1, 0.1), "M=2: an integer of at least 3"),
-        (lambda: optimal(0.0, 0.1), "lam_w=0.0: a positive number"),
-        (lambda: optimal(0.1, -1.0), "lam_h=-1.0: a positive number"),
-        (lambda: optimal(0.1, math.nan), "lam_h=nan"),
-        (lambda: optimal(0.1, 0.1, 1.0), r"alpha=1.0: a number in \[0, 1\)"),
-        (lambda: optimal(0.1, 0.1, -0.1), r"alpha=-0.1: a number in \[0, 1\)"),
-        (lambda: optimal(0.1, 0.1, math.nan), r"alpha=nan: a number in \[0, 1\)"),
+        (lambda: optimal(0.0, 0.1), "lam_w = 0.0: a positive number"),
+        (lambda: optimal(0.1, -1.0), "lam_h = -1.0: a positive number"),
+        (lambda: optimal(0.1, math.nan), "lam_h = nan"),
+        (lambda: optimal(0.1, 0.1, 1.0), r"alpha = 1.0: a number in \[0, 1\)"),
+        (lambda: optimal(0.1, 0.1, -0.1), r"alpha = -0.1: a number in \[0, 1\)"),
+        (lambda: optimal(0.1, 0.1, math.nan), r"alpha = nan: a number in \[0, 1\)"),
         (lambda: theory.is_nonzero(1, 0.1, 0.1), "N=1"),
-        (lambda: theory.is_nonzero(3, 0.1, 0.1, 2), "alpha=2"),
+        (lambda: theory.is_nonzero(3, 0.1, 0.1, 2), "alpha = 2"),
         (lambda: theory.nc_distance(torch.eye(2), -torch.eye(2), torch.arange(2)), "features have to be non-negative"),
         (lambda: theory.nc_distance(torch.ones(5, 2, 2), torch.ones(5, 2, 2), torch.arange(2)), "matrices of one run"),
         (
             lambda: theory.score_difference(torch.ones(2, 2), torch.ones(2, 3), torch.tensor([0, 0, 1])),
-            "classes have 1 to 2 samples",
+            "y has 1 to 2 samples",
         ),
-        (lambda: theory.score_difference(torch.ones(2, 2), torch.ones(3, 2), torch.arange(2)), "dimension 3"),
+        (lambda: theory.score_difference(torch.ones(2, 2), torch.ones(3, 2), torch.arange(2)), "W_1 has shape"),
         (lambda: multistart(lambda x: x.sum(), [(1,)], 1, 0, lower=[0.0, 0.0]), "lower has 2 entries for 1 parameters"),
         (lambda: multistart(lambda x: x.sum(), [(1,)], 1, 0, lower=[math.nan]), "a finite number or None"),
     ],

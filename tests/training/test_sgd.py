@@ -1,17 +1,14 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from paper_card import Waits
 from torch import nn
 from torch.nn import functional as F
 
-from lib import metrics
 from lib.models.losses import squared_error
 from lib.models.networks import resnet18
-from lib.training import sgd as module
-from lib.training.sgd import evaluate, penalty, train
+from lib.training.sgd import SGD, evaluate, penalty, train
 
 
 def blobs(N=60, K=3, d=4, dtype=torch.float32):
@@ -47,7 +44,7 @@ def plain(history):
 def test_a_run_learns_separable_classes():
     x, y = blobs()
     model = linear()
-    history = train(model, x, y, F.cross_entropy, 20, 0.1, batch_size=10)
+    history = train(model, x, y, F.cross_entropy, SGD(20, 0.1, batch_size=10))
     assert history[-1]["loss"] < history[0]["loss"] / 10
     assert history[-1]["accuracy"] == evaluate(model, x, y, F.cross_entropy)["accuracy"] == 1
     assert [row["epoch"] for row in history] == list(range(1, 21))
@@ -55,7 +52,7 @@ def test_a_run_learns_separable_classes():
 
 def test_a_network_learns_a_few_images():
     x, y = images()
-    history = train(resnet18(3, 1, 1 / 16, bias=False), x, y, squared_error, 15, 0.05, batch_size=8)
+    history = train(resnet18(3, 1, 1 / 16, bias=False), x, y, squared_error, SGD(15, 0.05, batch_size=8))
     assert history[-1]["loss"] < history[0]["loss"] / 5
     assert history[-1]["accuracy"] == 1
 
@@ -65,9 +62,7 @@ def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_out()
     x, y = blobs(dtype=torch.float64)
     model, epochs, lr, momentum, decay = linear(dtype=torch.float64), 7, 0.03, 0.8, 0.02
     W, b = (p.detach().clone() for p in (model.weight, model.bias))
-    history = train(
-        model, x, y, squared_error, epochs, lr, (3, 5), 0.5, decay, momentum, batch_size=len(y), checkpoint=None
-    )
+    history = train(model, x, y, squared_error, SGD(epochs, lr, (3, 5), 0.5, decay, momentum, batch_size=len(y)))
     V, v, Y = torch.zeros_like(W), torch.zeros_like(b), torch.eye(3, dtype=torch.float64)[y]
     for epoch in range(1, epochs + 1):
         residual = x @ W.T + b - Y
@@ -88,7 +83,7 @@ def test_nesterov_momentum_is_gradient_descent_whose_gradient_is_taken_ahead():
     x, y = blobs(dtype=torch.float64)
     model, epochs, lr, momentum, decay = linear(dtype=torch.float64), 7, 0.03, 0.8, 0.02
     ahead = [p.detach().clone() for p in (model.weight, model.bias)]
-    train(model, x, y, squared_error, epochs, lr, (), 0.5, decay, momentum, batch_size=len(y), nesterov=True)
+    train(model, x, y, squared_error, SGD(epochs, lr, (), 0.5, decay, momentum, nesterov=True, batch_size=len(y)))
     position, velocity, Y = [p.clone() for p in ahead], [torch.zeros_like(p) for p in ahead], torch.eye(3).double()[y]
     for _ in range(epochs):
         residual = x @ ahead[0].T + ahead[1] - Y
@@ -102,7 +97,7 @@ def test_nesterov_momentum_is_gradient_descent_whose_gradient_is_taken_ahead():
 
 def test_the_learning_rate_is_divided_by_ten_every_forty_epochs():
     x, y = blobs(6)
-    history = train(linear(), x, y, F.cross_entropy, 121, 0.05, milestones=(40, 80, 120), batch_size=6)
+    history = train(linear(), x, y, F.cross_entropy, SGD(121, 0.05, (40, 80, 120), batch_size=6))
     for row in history:
         assert row["lr"] == pytest.approx(0.05 / 10 ** ((row["epoch"] - 1) // 40))
 
@@ -117,7 +112,7 @@ def test_an_epoch_visits_every_sample_once_in_batches_of_nearly_one_size():
                 seen.append(batch[:, 0].tolist())
             return super().forward(batch)
 
-    train(Recorder(1, 2), x, y, F.cross_entropy, 2, 1e-4, batch_size=8)
+    train(Recorder(1, 2), x, y, F.cross_entropy, SGD(2, 1e-4, batch_size=8))
     assert [len(batch) for batch in seen] == [8, 7, 7] * 2
     for epoch in (seen[:3], seen[3:]):
         assert sorted(sum(epoch, [])) == x[:, 0].tolist()
@@ -130,7 +125,7 @@ def test_a_seed_is_one_result_whatever_the_global_generator_does():
     for seed in (1, 1, 2):
         torch.rand(seed)
         models.append(resnet18(3, 1, 1 / 16))
-        histories.append(plain(train(models[-1], x, y, F.cross_entropy, 2, 0.05, batch_size=8, seed=seed)))
+        histories.append(plain(train(models[-1], x, y, F.cross_entropy, SGD(2, 0.05, batch_size=8), seed)))
     assert same_state(models[0], models[1]) and histories[0] == histories[1]
     assert histories[0] != histories[2]
 
@@ -140,7 +135,7 @@ def test_the_memory_order_of_images_changes_nothing_but_rounding():
     losses = []
     for channels_last in (False, True):
         model = resnet18(3, 1, 1 / 16).double()
-        history = train(model, x.double(), y, squared_error, 2, 0.01, batch_size=8, channels_last=channels_last)
+        history = train(model, x.double(), y, squared_error, SGD(2, 0.01, batch_size=8), channels_last=channels_last)
         losses.append(history[-1]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
@@ -154,23 +149,15 @@ def test_mixed_precision_keeps_the_weights_and_the_loss_in_single_precision():
         return F.cross_entropy(scores, labels)
 
     model = resnet18(3, 1, 1 / 16)
-    train(model, x, y, loss, 1, 0.01, batch_size=8, mixed_precision=True)
+    train(model, x, y, loss, SGD(1, 0.01, batch_size=8), mixed_precision=True)
     assert set(seen) == {torch.float32} and model.fc.weight.dtype == torch.float32
 
 
 def test_the_callback_sees_the_start_and_every_epoch_and_fills_the_rows():
     x, y = blobs()
-    history = train(linear(), x, y, F.cross_entropy, 3, 0.1, callback=lambda epoch: {"square": epoch**2})
+    history = train(linear(), x, y, F.cross_entropy, SGD(3, 0.1), callback=lambda epoch: {"square": epoch**2})
     assert [(row["epoch"], row["square"]) for row in history] == [(0, 0), (1, 1), (2, 4), (3, 9)]
     assert "loss" not in history[0] and "loss" in history[1]
-
-
-def test_a_progress_bar_counts_the_epochs_and_changes_nothing(capsys):
-    x, y = blobs()
-    shown = train(linear(), x, y, F.cross_entropy, 3, 0.1, progress=True)
-    assert "100%" in capsys.readouterr().out
-    assert plain(shown) == plain(train(linear(), x, y, F.cross_entropy, 3, 0.1))
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -185,7 +172,7 @@ def test_cudnn_looks_for_the_fastest_convolution_in_every_epoch_and_for_nobody_e
                 seen.append(torch.backends.cudnn.benchmark)
             return super().forward(batch)
 
-    train(Recorder(4, 3), x, y, F.cross_entropy, 3, 0.1, batch_size=len(y))
+    train(Recorder(4, 3), x, y, F.cross_entropy, SGD(3, 0.1, batch_size=len(y)))
     assert seen == [True] * 3 and torch.backends.cudnn.benchmark is before
 
 
@@ -213,229 +200,60 @@ def test_the_penalty_is_half_the_decay_times_the_squared_norm_of_all_weights():
     assert penalty(model, 0.3) == pytest.approx(0.15 * squares, rel=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------- checkpoints
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_after(epoch):
-    """A callback that ends the run before the row of `epoch` is kept."""
-
-    def callback(now):
-        if now == epoch:
-            raise Stopped
-        return {"seen": now}
-
-    return callback
-
-
-def run(model, path, callback=lambda epoch: {"seen": epoch}, data=None, **changes):
-    x, y = data or images()
-    options = {"milestones": (3,), "weight_decay": 1e-3, "batch_size": 7, "seed": 3} | changes
-    return train(model, x, y, F.cross_entropy, 6, 0.05, callback=callback, checkpoint=path, **options)
-
-
-@pytest.mark.parametrize("every, stopped", [(1, 3), (1, 5), (2, 4)])
-def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(tmp_path, every, stopped):
-    reference = resnet18(3, 1, 1 / 16)
-    expected = run(reference, None)
-    with pytest.raises(Stopped):
-        run(resnet18(3, 1, 1 / 16), tmp_path / "run.pt", stop_after(stopped), checkpoint_every=every)
-    resumed = resnet18(3, 1, 1 / 16)
-    history = run(resumed, tmp_path / "run.pt", checkpoint_every=every)
-    assert same_state(reference, resumed)
-    assert plain(history) == plain(expected)
-    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
-
-
 @pytest.mark.parametrize("mixed_precision", [False, True])
 def test_no_step_waits_for_the_device(mixed_precision):
     """The waits of an epoch are the same for three batches and for twelve, and grow with the epochs alone."""
     (x, y), found = images(), {}
     for epochs, batch_size in ((1, 8), (1, 2), (3, 8)):
-        model = resnet18(3, 1, 1 / 16)
+        model, sgd = resnet18(3, 1, 1 / 16), SGD(epochs, 0.05, batch_size=batch_size)
         with Waits() as waits:
-            train(model, x, y, F.cross_entropy, epochs, 0.05, batch_size=batch_size, mixed_precision=mixed_precision)
+            train(model, x, y, F.cross_entropy, sgd, mixed_precision=mixed_precision)
         found[epochs, batch_size] = len(waits.found)
     assert found[1, 8] == found[1, 2] < found[3, 8]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_on_a_gpu_a_run_of_several_epochs_learns_and_resumes(tmp_path):
-    data = tuple(part.to("cuda") for part in images())
-    with pytest.raises(Stopped):
-        run(resnet18(3, 1, 1 / 16), tmp_path / "run.pt", stop_after(4), data)
-    history = run(resnet18(3, 1, 1 / 16), tmp_path / "run.pt", data=data)
-    assert [row["epoch"] for row in history] == list(range(7))
-    assert history[-1]["loss"] < history[1]["loss"]
-
-
-def test_a_finished_run_is_read_back_without_training(tmp_path):
-    first, second = resnet18(3, 1, 1 / 16), resnet18(3, 1, 1 / 16)
-    history = run(first, tmp_path / "run.pt")
-    assert run(second, tmp_path / "run.pt", stop_after(6)) == history
-    assert same_state(first, second)
-
-
-def test_a_run_that_shall_not_resume_starts_anew(tmp_path):
-    run(linear(d=64), tmp_path / "run.pt", data=(blobs(24, 3, 64)))
-    with pytest.raises(Stopped):
-        run(linear(d=64), tmp_path / "run.pt", stop_after(1), data=(blobs(24, 3, 64)), resume=False)
+def test_on_a_gpu_a_run_of_several_epochs_learns():
+    x, y = (part.to("cuda") for part in images())
+    history = train(resnet18(3, 1, 1 / 16), x, y, F.cross_entropy, SGD(6, 0.05, (3,), batch_size=7))
+    assert history[-1]["loss"] < history[0]["loss"]
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "name, wrong",
     [
-        {"milestones": (4,)},
-        {"weight_decay": 0.0},
-        {"batch_size": 8},
-        {"seed": 4},
-        {"momentum": 0.5},
-        {"nesterov": True},
-    ],  # fmt: skip
-)
-def test_a_checkpoint_of_another_configuration_is_refused_by_name(tmp_path, changes):
-    data = blobs(24, 3, 64)
-    run(linear(d=64), tmp_path / "run.pt", data=data)
-    (name,) = changes
-    with pytest.raises(ValueError, match=rf"run\.pt: this checkpoint has {name} = "):
-        run(linear(d=64), tmp_path / "run.pt", data=data, **changes)
-
-
-def test_a_checkpoint_of_other_data_or_of_another_network_is_refused(tmp_path):
-    x, y = blobs(24, 3, 64)
-    run(linear(d=64), tmp_path / "run.pt", data=(x, y))
-    with pytest.raises(ValueError, match="has data = "):
-        run(linear(d=64), tmp_path / "run.pt", data=(x + 1e-3, y))
-    other = linear(d=64)
-    nn.init.zeros_(other.bias)
-    with pytest.raises(ValueError, match="has initial weights = "):
-        run(other, tmp_path / "run.pt", data=(x, y))
-
-
-@pytest.mark.parametrize(
-    "first, second",
-    [
-        (lambda scores, y: F.cross_entropy(scores, y), lambda scores, y: 2 * F.cross_entropy(scores, y)),
-        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1)),
+        ("epochs", 2.5), ("learning_rate", math.nan), ("batch_size", 0), ("milestones", (4, 2)), ("milestones", (0, 2)),
+        ("weight_decay", -1.0), ("momentum", 1.0), ("gamma", 0.0), ("nesterov", True),
     ],
-    ids=["two lambdas", "two options"],
-)
-def test_a_checkpoint_of_another_loss_of_the_same_name_is_refused(tmp_path, first, second):
-    x, y = blobs()
-    history = train(linear(), x, y, first, 2, 0.1, checkpoint=tmp_path / "run.pt")
-    assert train(linear(), x, y, first, 2, 0.1, checkpoint=tmp_path / "run.pt") == history
-    with pytest.raises(ValueError, match="this checkpoint has loss of fixed scores = "):
-        train(linear(), x, y, second, 2, 0.1, checkpoint=tmp_path / "run.pt")
+)  # fmt: skip
+def test_a_setting_that_is_out_of_its_range_is_refused_by_name(name, wrong):
+    momentum = 0.0 if name == "nesterov" else 0.9
+    with pytest.raises(ValueError, match=name):
+        SGD(2, 0.1, momentum=momentum)._replace(**{name: wrong}).check()
 
 
-@pytest.mark.parametrize(
-    "value, kind",
-    [
-        (np.float64(1), "float64"),
-        (torch.tensor(1.0), "Tensor"),
-        ([{"deep": np.int64(1)}], "list"),
-        (metrics.Measures(), "Measures"),
-    ],
-)
-def test_what_a_checkpoint_could_not_give_back_is_refused_before_the_first_epoch(tmp_path, value, kind):
-    x, y = blobs()
-    settings = {"loss": F.cross_entropy, "epochs": 2, "learning_rate": 0.1, "callback": lambda epoch: {"mine": value}}
-    with pytest.raises(ValueError, match=rf"callback\(0\) returned 'mine' of type {kind}"):
-        train(linear(), x, y, **settings, checkpoint=tmp_path / "run.pt")
-    assert train(linear(), x, y, **settings)[0]["mine"] is value
-
-
-def test_a_callback_is_not_called_again_for_the_epochs_of_a_checkpoint(tmp_path):
-    data, seen = blobs(24, 3, 64), []
-    with pytest.raises(Stopped):
-        run(linear(d=64), tmp_path / "run.pt", stop_after(4), data=data)
-    run(linear(d=64), tmp_path / "run.pt", seen.append, data=data)
-    assert seen == [4, 5, 6]
-
-
-@pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: b"not a checkpoint"])
-def test_a_damaged_checkpoint_is_named(tmp_path, damage):
-    path, data = tmp_path / "run.pt", blobs(24, 3, 64)
-    run(linear(d=64), path, data=data)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"run\.pt: no readable checkpoint"):
-        run(linear(d=64), path, data=data)
-
-
-def test_a_checkpoint_of_something_else_is_no_checkpoint(tmp_path):
-    torch.save({"weights": torch.zeros(2)}, tmp_path / "run.pt")
-    with pytest.raises(ValueError, match="no readable checkpoint"):
-        run(linear(d=64), tmp_path / "run.pt", data=blobs(24, 3, 64))
-
-
-def test_a_checkpoint_that_cannot_be_written_whole_leaves_the_last_one(tmp_path, monkeypatch):
-    path, data = tmp_path / "run.pt", blobs(24, 3, 64)
-    run(linear(d=64), path, data=data)
-    before = path.read_bytes()
-
-    def full_disk(state, target):
-        target.write_bytes(b"half")
-        raise OSError("no space left")
-
-    monkeypatch.setattr(module.torch, "save", full_disk)
-    with pytest.raises(OSError):
-        run(linear(d=64), path, data=data, resume=False)
-    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
-
-
-# --------------------------------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"epochs": 0}, "epochs = 0"),
-        ({"epochs": 2.5}, "epochs = 2.5"),
-        ({"learning_rate": -0.1}, "learning_rate = -0.1"),
-        ({"learning_rate": math.nan}, "learning_rate = nan"),
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"milestones": (4, 2)}, r"milestones = \[4, 2\]"),
-        ({"milestones": (0, 2)}, r"milestones = \[0, 2\]"),
-        ({"weight_decay": -1.0}, "weight_decay = -1.0"),
-        ({"momentum": 1.0}, "momentum = 1.0"),
-        ({"momentum": 0.0, "nesterov": True}, "nesterov = True: momentum = 0"),
-        ({"gamma": 0.0}, "gamma = 0.0"),
-        ({"checkpoint_every": 0}, "checkpoint_every = 0"),
-        ({"y": torch.zeros(59, dtype=torch.long)}, "are needed"),
-        ({"y": torch.zeros(60)}, "y is torch.float32: labels are int64"),
-        ({"callback": lambda epoch: {"loss": 0.0}}, r"callback\(0\) returned 'loss'"),
-    ],
-)
-def test_impossible_settings_are_refused_before_any_work(changes, message):
-    x, y = blobs()
-    settings = {"y": y, "loss": F.cross_entropy, "epochs": 2, "learning_rate": 0.1} | changes
-    with pytest.raises(ValueError, match=message):
-        train(linear(), x, **settings)
-
-
-@pytest.mark.parametrize("label", [-1, 3])
+@pytest.mark.parametrize("label", [-1, 3, 0.5])
 def test_a_label_without_an_output_is_refused(label):
     x, y = blobs()
+    y = y + 0.0 if label == 0.5 else y
     y[7] = label
-    with pytest.raises(ValueError, match=r"3 outputs, so 0\.\.2 are allowed"):
-        train(linear(), x, y, F.cross_entropy, 2, 0.1)
+    with pytest.raises(ValueError, match="y "):
+        train(linear(), x, y, F.cross_entropy, SGD(2, 0.1))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_inputs_that_are_not_finite_are_refused(value):
+def test_inputs_that_are_not_finite_and_a_taken_name_are_refused():
     x, y = blobs()
-    x[3, 1] = value
-    with pytest.raises(ValueError, match="x has 1 entries that are not finite"):
-        train(linear(), x, y, F.cross_entropy, 2, 0.1)
+    with pytest.raises(ValueError, match="'loss'"):
+        train(linear(), x, y, F.cross_entropy, SGD(2, 0.1), callback=lambda epoch: {"loss": 0.0})
+    x[3, 1] = math.inf
+    with pytest.raises(ValueError, match="x "):
+        train(linear(), x, y, F.cross_entropy, SGD(2, 0.1))
 
 
 def test_weights_that_the_last_step_blows_up_do_not_pass_silently():
     x, y = blobs()
     with pytest.raises(FloatingPointError, match="epoch 1: the loss is .*the objective (nan|inf)"):
-        train(linear(), 1e30 * x, y, lambda scores, y: scores.mean(), 1, 1e30, batch_size=len(y))
+        train(linear(), 1e30 * x, y, lambda scores, y: scores.mean(), SGD(1, 1e30, batch_size=len(y)))
 
 
 def test_a_loss_that_stops_being_finite_is_reported_with_its_epoch():
@@ -447,10 +265,10 @@ def test_a_loss_that_stops_being_finite_is_reported_with_its_epoch():
             factor[0] = math.nan
 
     with pytest.raises(FloatingPointError, match="epoch 2: the loss is nan"):
-        train(linear(), x, y, lambda scores, y: factor[0] * F.cross_entropy(scores, y), 3, 0.1, callback=callback)
+        train(linear(), x, y, lambda s, y: factor[0] * F.cross_entropy(s, y), SGD(3, 0.1), callback=callback)
 
 
 def test_a_learning_rate_that_is_far_too_large_does_not_pass_silently():
     x, y = blobs()
     with pytest.raises(FloatingPointError, match="learning_rate = 1e[+]20"):
-        train(linear(), x, y, squared_error, 3, 1e20)
+        train(linear(), x, y, squared_error, SGD(3, 1e20))

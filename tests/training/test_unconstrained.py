@@ -10,7 +10,7 @@ from paper_card import recording
 
 from lib.models.unconstrained import activations, labels, objective
 from lib.training import unconstrained
-from lib.training.unconstrained import Runs, gradient_descent, pad, random_start, select, together
+from lib.training.unconstrained import Descent, Runs, gradient_descent, random_runs, select, together
 
 K, N_SPL, D = 3, 12, 5
 ORDERED = labels(K, N_SPL)
@@ -36,13 +36,14 @@ every_linear_model = pytest.mark.parametrize("model", LINEAR.values(), ids=LINEA
 
 def start_of(model, seeds=(0, 1, 2), scale=0.5):
     layers, bias, *_ = model
-    return random_start(K, N_SPL, D, layers, seeds, scale, bias)
+    return random_runs(K, N_SPL, D, layers, seeds, scale, bias)
 
 
-def descend(start, model, steps, y=ORDERED, lam_h=0.02, learning_rate=0.1, **options):
+def descend(start, model, steps, y=ORDERED, lam_h=0.02, learning_rate=0.1, watch=None, diverged=None, **options):
     layers, _, lam_b, relu = model
     lam_w = [0.01 * (i + 1) for i in range(layers)]
-    return gradient_descent(start, y, lam_w, lam_h, learning_rate, steps, lam_b, relu, **options)
+    descent = Descent(learning_rate, steps, lam_w, lam_h, lam_b, relu, **options)
+    return gradient_descent(start, y, descent, watch, diverged)
 
 
 def by_autograd(start, model, steps, y=ORDERED, lam_h=0.02, learning_rate=0.1):
@@ -97,11 +98,6 @@ def test_so_it_does_for_every_start_and_learning_rate(seed, learning_rate, name)
     assert_same(found, by_autograd(start, MODELS[name], 3, learning_rate=learning_rate), atol=1e-12)
 
 
-def step_of_a_gpu(samples, *rest):
-    rows = not samples.columns.is_contiguous()
-    return (unconstrained._step_on_rows if rows else unconstrained._step_on_columns)(samples, *rest)
-
-
 @every_model
 @pytest.mark.parametrize("apart", [True, False], ids=["samples apart", "samples together"])
 def test_the_steps_of_a_gpu_are_those_of_a_processor(model, apart, monkeypatch):
@@ -109,7 +105,7 @@ def test_the_steps_of_a_gpu_are_those_of_a_processor(model, apart, monkeypatch):
     start = start if apart else start._replace(H=start.H[..., ORDERED * N_SPL])
     rates = torch.tensor([0.1, 0.2, 0.05], dtype=torch.float64)
     ends = [descend(start, model, 40, learning_rate=rate) for rate in (0.1, rates)]
-    monkeypatch.setattr(unconstrained, "_step_on_processor", step_of_a_gpu)
+    monkeypatch.setattr(unconstrained, "_step_on_processor", unconstrained._step_on_device)
     for end, rate in zip(ends, (0.1, rates), strict=True):
         assert_same(end, descend(start, model, 40, learning_rate=rate), atol=1e-13)
 
@@ -242,9 +238,9 @@ def test_runs_may_go_on_as_class_means_one_by_one():
 
 def test_the_model_with_four_layers_and_500_samples_follows_autograd_step_by_step():
     K, n, d, steps = 10, 50, 30, 40
-    start, y = random_start(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [1.0]), labels(K, n)
+    start, y = random_runs(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [1.0]), labels(K, n)
     seen = {}
-    gradient_descent(start, y, 0.004, 0.004, 0.5, steps, relu=True, every=1, watch=seen.__setitem__)
+    gradient_descent(start, y, Descent(0.5, steps, 0.004, relu=True, every=1), seen.__setitem__)
     for r in range(2):
         parts = [start.H[r], *(W[r] for W in start.Ws)]
         for step in range(steps + 1):
@@ -258,9 +254,11 @@ def test_the_model_with_four_layers_and_500_samples_follows_autograd_step_by_ste
 
 def test_and_it_does_so_on_class_means():
     K, n, d, steps = 10, 50, 30, 200
-    start, y = random_start(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [0.3]), labels(K, n)
+    start, y = random_runs(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [0.3]), labels(K, n)
     start = start._replace(H=start.H[..., y * n])
-    reduced, full = (gradient_descent(start, y, 0.004, 0.004, 0.5, steps, relu=True, reduce=r) for r in (True, False))
+    reduced, full = (
+        gradient_descent(start, y, Descent(0.5, steps, 0.004, relu=True, reduce=r)) for r in (True, False)
+    )
     assert_same(reduced, full, atol=1e-11)
 
 
@@ -274,43 +272,22 @@ def test_decays_and_learning_rates_may_differ_between_runs(model, reduce):
     start, generator = start_of(model), torch.Generator().manual_seed(1)
     lam_w = [0.001 + 0.03 * torch.rand(3, generator=generator, dtype=torch.float64) for _ in range(layers)]
     lam_h, rate = torch.tensor([0.01, 0.02, 0.05]).double(), torch.tensor([0.05, 0.2, 0.1]).double()
-    found = gradient_descent(start, ORDERED, lam_w, lam_h, rate, 60, lam_b, relu, reduce=reduce)
+    found = gradient_descent(start, ORDERED, Descent(rate, 60, lam_w, lam_h, lam_b, relu, reduce=reduce))
     for r in range(3):
-        own = [lam[r].item() for lam in lam_w]
-        alone = gradient_descent(
-            select(start, [r]), ORDERED, own, lam_h[r].item(), rate[r].item(), 60, lam_b, relu, reduce=reduce
-        )
-        assert_same(select(found, [r]), alone, atol=1e-13)
+        own = Descent(rate[r].item(), 60, [lam[r].item() for lam in lam_w], lam_h[r].item(), lam_b, relu, reduce=reduce)
+        assert_same(select(found, [r]), gradient_descent(select(start, [r]), ORDERED, own), atol=1e-13)
 
 
 def test_numbers_beside_tensors_keep_their_precision():
-    start, rate = start_of(MODELS["ReLU"]), torch.full((3,), 0.1, dtype=torch.float64)
-    found = gradient_descent(start, ORDERED, [0.013, 0.017], 0.019, rate, 100, relu=True)
-    assert_same(found, gradient_descent(start, ORDERED, [0.013, 0.017], 0.019, 0.1, 100, relu=True), atol=1e-14)
+    start, descent = start_of(MODELS["ReLU"]), Descent(0.1, 100, [0.013, 0.017], 0.019, relu=True)
+    per_run = descent._replace(learning_rate=torch.full((3,), 0.1, dtype=torch.float64))
+    assert_same(gradient_descent(start, ORDERED, per_run), gradient_descent(start, ORDERED, descent), atol=1e-14)
 
 
-def test_one_tensor_of_decays_is_for_all_layers():
+def test_one_tensor_of_decays_is_for_all_factors():
     start, lam = start_of(MODELS["ReLU"]), torch.tensor([0.01, 0.02, 0.03]).double()
-    together_ = gradient_descent(start, ORDERED, lam, 0.02, 0.1, 5, relu=True)
-    assert_same(together_, gradient_descent(start, ORDERED, [lam, lam], 0.02, 0.1, 5, relu=True), atol=0.0)
-
-
-@pytest.mark.parametrize("name", ["ReLU", "three layers, ReLU", "three layers", "ReLU, bias"])
-@pytest.mark.parametrize("collapsed", [True, False])
-def test_units_that_are_padded_stay_exactly_zero_and_change_nothing(name, collapsed):
-    model = MODELS[name]
-    start = nearly_collapsed(model, 0.0) if collapsed else start_of(model)
-    widths = [D + 1, *range(D + 2, D + 1 + model[0])]
-    wide = descend(pad(start, widths), model, 200)
-    alone = descend(start, model, 200)
-    assert [wide.H.shape[1], *(W.shape[1] for W in wide.Ws[:-1])] == widths
-    assert wide.H[:, D:].abs().max() == 0
-    for W in wide.Ws[:-1]:
-        assert W[:, D:].abs().max() == 0
-    for W in wide.Ws:
-        assert W[..., D:].abs().max() == 0
-    small = Runs(wide.H[:, :D], [W[:, :D, :D] for W in wide.Ws[:-1]] + [wide.Ws[-1][..., :D]], wide.b)
-    assert_same(small, alone, atol=1e-12)
+    shared, apart = Descent(0.1, 5, lam, relu=True), Descent(0.1, 5, [lam, lam], lam, relu=True)
+    assert_same(gradient_descent(start, ORDERED, shared), gradient_descent(start, ORDERED, apart), atol=0.0)
 
 
 def test_silent_units_may_decay_below_the_smallest_normal_number():
@@ -376,13 +353,13 @@ def test_a_sample_whose_units_are_all_silent_shrinks_by_weight_decay_alone():
 
 
 def test_a_seed_means_the_same_start_whatever_the_others_are():
-    one, many = random_start(4, 5, 6, 2, [3], 0.1, bias=True), random_start(4, 5, 6, 2, [8, 3], 0.1, bias=True)
+    one, many = random_runs(4, 5, 6, 2, [3], 0.1, bias=True), random_runs(4, 5, 6, 2, [8, 3], 0.1, bias=True)
     assert_same(Runs(many.H[1:], [W[1:] for W in many.Ws], many.b[1:]), one, atol=0.0)
     assert not torch.equal(many.H[0], many.H[1])
 
 
 def test_each_factor_has_its_scale_and_shape():
-    start = random_start(40, 50, 60, 3, [0], [1.0, 0.1, 0.01, 0.001], bias=True)  # of W_3, W_2, W_1, H
+    start = random_runs(40, 50, 60, 3, [0], [1.0, 0.1, 0.01, 0.001], bias=True)  # of W_3, W_2, W_1, H
     assert [tuple(W.shape) for W in start.Ws] == [(1, 60, 60), (1, 60, 60), (1, 40, 60)]
     assert start.H.shape == (1, 60, 2000) and start.b.shape == (1, 40)
     for part, scale in zip((*start.Ws, start.H), (0.01, 0.1, 1.0, 0.001), strict=True):
@@ -390,10 +367,6 @@ def test_each_factor_has_its_scale_and_shape():
         assert math.isclose(part.std().item(), scale, rel_tol=0.05)  # 2400 numbers or more: five standard errors
         assert part.mean().abs().item() < 5 * scale / math.sqrt(part.numel())
     assert 0.5 < start.b.std() < 1.5
-
-
-def test_there_is_no_bias_unless_asked_for():
-    assert random_start(3, 4, 5, 1, [0], 1.0).b is None
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -427,7 +400,7 @@ def test_if_all_runs_diverge_all_are_marked():
 def test_the_error_names_the_learning_rates_of_the_runs_that_diverged():
     start, rates = start_of(MODELS["ReLU"], scale=2.0), torch.tensor([0.01, 70.0, 0.02]).double()
     with pytest.raises(FloatingPointError, match=r"after 50 steps with learning rate 70.0 \(of 3 runs: 1\)"):
-        gradient_descent(start, ORDERED, 0.01, 0.01, rates, 100, relu=True, every=50)
+        gradient_descent(start, ORDERED, Descent(rates, 100, 0.01, relu=True, every=50))
 
 
 def test_graphs_are_for_gpus_only(monkeypatch):
@@ -444,7 +417,7 @@ def test_graphs_are_for_gpus_only(monkeypatch):
 @pytest.mark.parametrize("per_run", [False, True], ids=["one rate", "a rate for each run"])
 def test_recorded_steps_are_the_same_steps(model, apart, per_run, monkeypatch):
     """Replayed in the same memory, and without a wait for the device, to the last bit; between looks that are kept."""
-    monkeypatch.setattr(unconstrained, "_step_on_processor", step_of_a_gpu)
+    monkeypatch.setattr(unconstrained, "_step_on_processor", unconstrained._step_on_device)
     rate = torch.tensor([0.1, 0.2, 0.05], dtype=torch.float64) if per_run else 0.1
     start = start_of(model)
     start = start if apart else start._replace(H=start.H[..., ORDERED * N_SPL])
@@ -458,7 +431,7 @@ def test_recorded_steps_are_the_same_steps(model, apart, per_run, monkeypatch):
 
 def test_runs_that_go_apart_are_recorded_anew(monkeypatch):
     """A run that collapses and one that diverges leave the group; what was recorded with them is not used again."""
-    monkeypatch.setattr(unconstrained, "_step_on_processor", step_of_a_gpu)
+    monkeypatch.setattr(unconstrained, "_step_on_processor", unconstrained._step_on_device)
     model, lost, marked = MODELS["ReLU"], {}, {}
     start = together([nearly_collapsed(model, 1e-14), start_of(model, seeds=[3]), start_of(model, [4], scale=1e5)])
     options = {"every": 30, "singly": True, "tolerance": 1e-8}
@@ -482,68 +455,42 @@ def test_a_gpu_replays_the_same_steps(steps):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "wrong",
     [
-        ({"lam_h": torch.ones(2)}, r"lam_h has shape \(2,\)"),
-        ({"lam_h": torch.tensor([1.0, 0.0, 1.0])}, "lam_h has entries that are not positive"),
-        ({"learning_rate": torch.tensor([1.0, -1.0, 1.0])}, "learning_rate has entries that are not positive"),
-        ({"learning_rate": torch.tensor([1.0, math.nan, 1.0])}, "learning_rate has entries that are not positive"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0"),
-        ({"learning_rate": math.nan}, "learning_rate=nan"),
-        ({"steps": 0}, "steps=0"),
-        ({"every": -1}, "every=-1"),
-        ({"tolerance": -1e-9}, "tolerance=-1e-09"),
-        ({"lam_h": 0.0}, "lam_h=0.0"),
-        ({"y": ORDERED + 1}, "labels 1 to 3"),
-        ({"y": ORDERED.clamp(max=1)}, "class 2 has no sample"),
-        ({"y": ORDERED[:-1]}, "y has shape"),
+        {"lam_h": torch.ones(2)},
+        {"lam_h": torch.tensor([1.0, 0.0, 1.0])},
+        {"learning_rate": torch.tensor([1.0, math.nan, 1.0])},
+        {"learning_rate": 0.0},
+        {"steps": 0},
+        {"every": -1},
+        {"tolerance": -1e-9},
+        {"y": ORDERED.clamp(max=1)},
     ],
 )
-def test_wrong_parameters_are_named(changes, message):
-    options = {"steps": 5, **changes}
-    with pytest.raises(ValueError, match=message):
-        descend(start_of(MODELS["ReLU"]), MODELS["ReLU"], **options)
+def test_wrong_settings_are_named(wrong):
+    name = next(iter(wrong)).replace("lam_h", r"decays\[0\]")
+    with pytest.raises(ValueError, match=name):
+        descend(start_of(MODELS["ReLU"]), MODELS["ReLU"], **{"steps": 5, **wrong})
 
 
 @pytest.mark.parametrize(
-    "spoil, message",
+    "spoil, name",
     [
-        (lambda s: Runs(s.H[0], s.Ws, s.b), "H has shape"),
-        (lambda s: Runs(s.H, [s.Ws[0][:1], s.Ws[1]], s.b), "W_1 has shape"),
-        (lambda s: Runs(s.H, [s.Ws[0], s.Ws[1][..., 1:]], s.b), "W_2 has shape"),
-        (lambda s: Runs(s.H, s.Ws, s.b[0]), "b has shape"),
-        (lambda s: Runs(s.H, s.Ws, s.b[:, 1:]), "b has shape"),
-        (lambda s: Runs(s.H, [], s.b), "Ws is empty"),
-        (lambda s: Runs(s.H / 0, s.Ws, s.b), "H has .* entries that are not finite"),
-        (lambda s: Runs(s.H, [s.Ws[0], s.Ws[1] * math.nan], s.b), "W_2 has 45 entries that are not finite"),
-        (lambda s: Runs(s.H, s.Ws, s.b * math.inf), "b has 9 entries that are not finite"),
+        (lambda s: s._replace(H=s.H[0]), "H"),
+        (lambda s: s._replace(Ws=[s.Ws[0][:1], s.Ws[1]]), "W_1"),
+        (lambda s: s._replace(b=s.b[:1]), "b"),
+        (lambda s: s._replace(Ws=[s.Ws[0], s.Ws[1] * math.nan]), "W_2"),
+        (lambda s: s._replace(b=s.b * math.inf), "b"),
     ],
 )
-def test_weights_that_are_not_those_of_runs_are_named(spoil, message):
-    with pytest.raises(ValueError, match=message):
-        gradient_descent(spoil(start_of(MODELS["ReLU, bias"])), ORDERED, 0.01, 0.01, 0.1, 5, relu=True)
+def test_weights_that_are_not_those_of_runs_are_named(spoil, name):
+    with pytest.raises(ValueError, match=f"^{name} has"):
+        descend(spoil(start_of(MODELS["ReLU, bias"])), MODELS["ReLU, bias"], 5)
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((3, 4, 5, 2, [0], [0.1, 0.1]), "scales has 2 entries"),
-        ((3, 4, 5, 0, [0], 0.1), "layers=0"),
-        ((3, 4, 5, 1, [], 0.1), "seeds is empty"),
-    ],
+    "name, arguments", [("scales", (2, [0], [0.1, 0.1])), ("layers", (0, [0], 0.1)), ("seeds", (1, [], 0.1))]
 )
-def test_starts_that_cannot_be_drawn_are_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        random_start(*arguments)
-
-
-@pytest.mark.parametrize("widths", [[D], [D, D - 1], [D, D, D]])
-def test_runs_cannot_be_padded_to_fewer_units_or_layers(widths):
-    with pytest.raises(ValueError, match=f"widths=\\[{D}"):
-        pad(start_of(MODELS["ReLU"]), widths)
-
-
-def test_runs_of_different_shapes_are_not_one_ensemble():
-    start = start_of(MODELS["ReLU"])
-    with pytest.raises(ValueError, match="2 different shapes"):
-        together([start, pad(start, [D, D + 1])])
+def test_starts_that_cannot_be_drawn_are_errors(name, arguments):
+    with pytest.raises(ValueError, match=name):
+        random_runs(3, 4, 5, *arguments)

@@ -37,9 +37,10 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from lib import checks
 from lib.checks import positive_integers
 from lib.metrics import numerical_rank
-from lib.models.unconstrained import LOSSES, activations, check_positive, labels, objective
+from lib.models.unconstrained import LOSSES, activations, labels, objective
 from lib.theory import low_rank
 
 #: Where the solutions are kept.
@@ -439,7 +440,7 @@ def symmetric_search(K: int, L: int, lam: float, loss: str = "ce", runs: int = 1
     positive, an unknown loss.
     """
     _check_sizes(K, L)
-    check_positive(lam=lam)
+    checks.positive(lam=lam)
     _check_loss(loss)
     rng = np.random.default_rng(seed)
     one, mean = torch.eye(K, dtype=torch.float64), torch.full((K, K), 1 / K, dtype=torch.float64)
@@ -468,7 +469,7 @@ def collapse_cross_entropy(K: int, L: int, lam: float) -> float:
     True
     """
     _check_sizes(K, L)
-    check_positive(lam=lam)
+    checks.positive(lam=lam)
     price = (L + 1) / 2 * lam * (K**L * (K - 1)) ** (1 / (L + 1))
 
     def cost(p):
@@ -677,7 +678,7 @@ def search(
     d = _default_width(K) if d is None else d
     positive_integers(d=d, runs=runs)
     _check_loss(loss)
-    check_positive(lam=lam, seconds=seconds)
+    checks.positive(lam=lam, seconds=seconds)
     rng, end = np.random.default_rng(seed), time.monotonic() + seconds
     best: list[tuple[float, list[Tensor], str]] = []
     d = max([d, *(max(W.shape[1] for W in factors[1:]) for factors in known)])
@@ -727,7 +728,7 @@ def _check_sizes(K: int, L: int) -> None:
 def classes_as_edges(means: Tensor, tolerance: float = 1e-3) -> list[tuple[int, ...]]:
     """Which units fire for each class in one level `(d, K)`: a tuple per class, of units that differ in direction.
 
-    >>> classes_as_edges(low_rank.incidence(4))
+    >>> classes_as_edges(low_rank.unit_incidence(4))
     [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     """
     rows = means[means.norm(dim=1) > tolerance * means.norm(dim=1).max()]
@@ -746,7 +747,7 @@ def structure(means: Tensor, tolerance: float = 1e-3) -> str:
     (an edge); components of the graph are named apart. Otherwise the units are the corners of a simplex and the classes
     points in it, or there are more units than dimensions.
 
-    >>> structure(torch.eye(3)), structure(low_rank.incidence(4))
+    >>> structure(torch.eye(3)), structure(low_rank.unit_incidence(4))
     ('frame', 'K4')
     """
     if not means.abs().max() > 0:

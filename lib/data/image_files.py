@@ -1,0 +1,411 @@
+r"""The files of the image sets: where they lie, whether they are whole, how they are fetched and read.
+
+`python -m lib.data.image_files fetch` downloads sets (`make data` calls it), `list` says which lie in the data folder:
+the one that the environment variable COLLAPSE_DATA names, otherwise `~/.cache/collapse-book`.
+
+A set of the reader's own is one of these:
+
+- a folder `train/<class>/*` and `test/<class>/*` of PNG or JPEG files, all of one size,
+- a folder `<class>/*` of such files, which is then split,
+- an `.npz` file with `x`, `y` and optionally `x_test`, `y_test` (it is split without them): x is uint8 or floating
+  point of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3, y holds the labels 0 ... K-1. Where both the
+  second and the last axis could be channels, the last one is.
+
+The classes of a folder are in the order of their names, the images of a class in that of the file names (by code
+point); the classes take turns. A set that has to be split gives every fifth image of each class, beginning with the
+second, to the test set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import os
+import socket
+import sys
+import urllib.error
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lib import checks
+from lib.data.vision import torchvision
+from lib.ledger.notes import note
+
+#: What the sets are called in a sentence, by name.
+TITLES = {
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "svhn": "SVHN",
+    "cifar10-jpeg75": "CIFAR-10 recompressed as JPEG of quality 75, a lossy stand-in for CIFAR-10",
+    "digits": "the handwritten digits that come with scikit-learn",
+}
+#: The names of the sets.
+NAMES = tuple(TITLES)
+#: The sets that :func:`fetch` downloads.
+DOWNLOADABLE = ("mnist", "fashion_mnist", "cifar10", "svhn")
+
+#: Checksums, since torchvision checks the archives that it downloads, not the files that it reads.
+MD5 = {
+    "mnist": {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "fashion_mnist": {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+}
+
+#: Training and test images of `cifar10-jpeg75`, which has no checksums.
+JPEG75_SIZES = (50_000, 10_000)
+
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_PATIENCE = 60  # seconds: a server that is silent for longer is no network either
+_noted: dict[tuple[str, Path], dict] = {}  # what was read, by name and folder
+
+
+class Raw(NamedTuple):
+    """Images as they are stored: an array (N, C, H, W), or a list of files; labels (N,); names of the classes."""
+
+    x: np.ndarray | list[str]
+    y: np.ndarray
+    x_test: np.ndarray | list[str]
+    y_test: np.ndarray
+    classes: tuple[str, ...]
+
+
+def data_folder(folder: str | os.PathLike | None = None) -> Path:
+    """The given folder, else the one that COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
+    if folder:
+        return Path(folder).expanduser()
+    return Path(os.environ.get("COLLAPSE_DATA") or Path.home() / ".cache" / "collapse-book")
+
+
+def known(name: str) -> str:
+    """The name of a set of the book; ValueError for another, with those that there are."""
+    if name not in NAMES:
+        raise ValueError(
+            f"unknown data set {name!r}; known are {', '.join(NAMES)}, and paths of folders and .npz files"
+        )
+    return name
+
+
+# Presence and checksums -------------------------------------------------------------------------------------------
+
+
+def _checksums(name: str, folder: Path) -> dict[Path, str]:
+    """The files of a set that can be downloaded, and their MD5 sums."""
+    sets = torchvision.datasets
+    if name == "cifar10":
+        meta = (sets.CIFAR10.meta["filename"], sets.CIFAR10.meta["md5"])
+        entries = (*sets.CIFAR10.train_list, *sets.CIFAR10.test_list, meta)
+        return {folder / sets.CIFAR10.base_folder / filename: md5 for filename, md5 in entries}
+    if name == "svhn":
+        return {
+            folder / "svhn" / sets.SVHN.split_list[split][1]: sets.SVHN.split_list[split][2]
+            for split in ("train", "test")
+        }
+    parent = folder / {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}[name] / "raw"
+    return {parent / filename: md5 for filename, md5 in MD5[name].items()}
+
+
+def absent(name: str, folder: Path) -> Path | None:
+    """The first file or folder of the set that is not there, None for a whole set."""
+    if name == "digits":
+        return None
+    if name == "cifar10-jpeg75":
+        parts = [folder / "CIFAR10-jpeg75" / split for split in ("train", "test")]
+        return next((part for part in parts if not part.is_dir()), None)
+    return next((path for path in _checksums(name, folder) if not path.is_file()), None)
+
+
+def _verify(name: str, folder: Path) -> None:
+    """FileNotFoundError for an absent set, ValueError for a damaged file."""
+    lacking = absent(name, folder)
+    if lacking:
+        where = f"{name} is not there: no {lacking.name} in {lacking.parent}. Another folder is named by COLLAPSE_DATA"
+        if name in DOWNLOADABLE:
+            raise FileNotFoundError(f"{where}; `make data DATA={name}` downloads the set")
+        raise FileNotFoundError(f"{where}; the set has no download, `make data DATA=cifar10` fetches the original")
+    for path, expected in _checksums(name, folder).items() if name in DOWNLOADABLE else ():
+        found = _md5(path)
+        if found != expected:
+            raise ValueError(
+                f"{path} is damaged: its MD5 checksum is {found} and should be {expected}; "
+                f"`make data DATA={name}` replaces it"
+            )
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def note_files(name: str, source: Path, raw: Raw) -> None:
+    """Tell the build which set is loaded: the number of its files and their checksum, taken once per process."""
+    if "COLLAPSE_NOTES" not in os.environ:
+        return
+    key = (name, source.absolute())
+    if key not in _noted:
+        if isinstance(raw.x, list):
+            named = {file[len(str(source)) + 1 :]: file for file in raw.x + raw.x_test}
+        elif name == "digits":
+            import sklearn.datasets
+
+            named = {"digits.csv.gz": Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"}
+        else:
+            files = _checksums(name, source) if name in DOWNLOADABLE else [source]
+            named = {path.name: path for path in files}
+        _noted[key] = {"files": len(named), "sha256": _sha256(named)}
+    note("data", name=name, **_noted[key])
+
+
+def _sha256(named: dict[str, str | Path]) -> str:
+    r"""Of names and contents: in the order of the names, each one, \0, and the SHA-256 of what the file holds."""
+    digest = hashlib.sha256()
+    for name, path in sorted(named.items()):
+        with open(path, "rb", buffering=0) as file:
+            content = hashlib.sha256(file.read()).digest()
+        digest.update(name.replace(os.sep, "/").encode() + b"\0" + content)
+    return digest.hexdigest()
+
+
+# Fetching ---------------------------------------------------------------------------------------------------------
+
+
+def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
+    """Download a set into the data folder unless it lies there undamaged; damaged files are replaced.
+
+    Returns whether anything was downloaded; progress goes to the standard error stream. Raises ValueError for a set
+    that has no download, ConnectionError without a network.
+    """
+    if known(name) not in DOWNLOADABLE:
+        raise ValueError(f"{name} cannot be downloaded; {', '.join(DOWNLOADABLE)} can")
+    folder = data_folder(folder)
+    complete = True
+    for path, expected in _checksums(name, folder).items():
+        if path.is_file() and _md5(path) != expected:
+            path.unlink()
+        complete &= path.is_file()
+    if complete:
+        return False
+    sets = torchvision.datasets
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_PATIENCE)
+    try:
+        if name == "cifar10":  # the class would not repair a lost batches.meta
+            kind = sets.CIFAR10
+            folder.mkdir(parents=True, exist_ok=True)
+            sets.utils.download_and_extract_archive(
+                kind.url, folder, filename=kind.filename, md5=kind.tgz_md5, remove_finished=True
+            )
+        elif name == "svhn":
+            for split in ("train", "test"):
+                url, filename, md5 = sets.SVHN.split_list[split]
+                sets.utils.download_url(url, folder / "svhn", filename, md5)
+        else:
+            {"mnist": sets.MNIST, "fashion_mnist": sets.FashionMNIST}[name](folder, download=True)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConnectionError(
+            f"no network, or a server that does not answer: {name} could not be downloaded into {folder} ({reason})"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)
+    _verify(name, folder)
+    return True
+
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(name: str, folder: Path) -> Raw:
+    """A set of the book, its files verified before anything in them is interpreted."""
+    _verify(name, folder)
+    sets = torchvision.datasets
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return _split((digits.images[:, None] / 16).astype(np.float32), digits.target, tuple("0123456789"))
+    if name == "cifar10-jpeg75":
+        raw = _read_folder(folder / "CIFAR10-jpeg75")
+        sizes = (len(raw.x), len(raw.x_test))
+        if sizes != JPEG75_SIZES:
+            raise ValueError(f"{folder / 'CIFAR10-jpeg75'} is incomplete: it holds {sizes} of {JPEG75_SIZES} images")
+        return raw
+    if name == "cifar10":
+        train, test = sets.CIFAR10(folder, train=True), sets.CIFAR10(folder, train=False)
+        x, x_test = (part.data.transpose(0, 3, 1, 2) for part in (train, test))
+        return Raw(x, np.array(train.targets), x_test, np.array(test.targets), tuple(train.classes))
+    if name == "svhn":
+        train, test = sets.SVHN(folder / "svhn", split="train"), sets.SVHN(folder / "svhn", split="test")
+        return Raw(train.data, train.labels, test.data, test.labels, tuple("0123456789"))
+    # The files are read one by one: the classes prefer a `processed` folder of old, which has no checksums.
+    paths = {path.name.partition("-idx")[0]: path for path in _checksums(name, folder)}
+    x, x_test = (sets.mnist.read_image_file(paths[f"{half}-images"]).numpy()[:, None] for half in ("train", "t10k"))
+    y, y_test = (sets.mnist.read_label_file(paths[f"{half}-labels"]).numpy() for half in ("train", "t10k"))
+    return Raw(x, y, x_test, y_test, tuple("0123456789") if name == "mnist" else tuple(sets.FashionMNIST.classes))
+
+
+def read_own(path: Path) -> Raw:
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such folder or file of images")
+    if path.suffix != ".npz":
+        raise ValueError(f"{path} is neither a folder of images nor an .npz file")
+    return _read_npz(path)
+
+
+def _read_folder(folder: Path) -> Raw:
+    """`train/<class>/*` and `test/<class>/*`, or `<class>/*`, which is split."""
+    halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()]
+    if len(halves) == 1:
+        raise ValueError(f"{folder} has a folder {halves[0].name!r} and needs both 'train' and 'test', or neither")
+    if not halves:
+        return _split(*_listed(folder))
+    (x, y, classes), (x_test, y_test, test_classes) = map(_listed, halves)
+    if classes != test_classes:
+        odd = ", ".join(sorted(set(classes) ^ set(test_classes)))
+        raise ValueError(f"{folder}: 'train' and 'test' need the same classes; only one of them has {odd}")
+    return Raw(x, y, x_test, y_test, classes)
+
+
+def _listed(folder: Path) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
+    """The image files below the folders of the classes, which take turns; their labels; the classes."""
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if len(classes) < 2:
+        raise ValueError(f"{folder} has {len(classes)} folders; at least 2 are needed, one for each class")
+    files = []
+    for label, name in enumerate(classes):
+        names = sorted(entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
+        names = [file for file in names if file.lower().endswith(_SUFFIXES)]
+        if not names:
+            raise ValueError(f"class {name!r} is empty: {folder / name} holds no file {', '.join(_SUFFIXES)}")
+        files += [(turn, label, os.path.join(folder, name, file)) for turn, file in enumerate(names)]
+    _, labels, paths = zip(*sorted(files), strict=True)
+    return list(paths), np.array(labels), tuple(classes)
+
+
+def decoded(files: list[str]) -> np.ndarray:
+    """(N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise; all files have to be of one size."""
+    from PIL import Image
+
+    images = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                if image.mode.startswith(("I", "F")):
+                    raise ValueError(f"its pixels are of type {image.mode}; 8 bits per channel are needed")
+                images.append(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
+        except (OSError, SyntaxError, EOFError, ValueError) as error:  # SyntaxError is what PIL raises for a broken PNG
+            raise ValueError(f"{file} cannot be read as an image: {error}") from error
+        if images[-1].shape[:2] != images[0].shape[:2]:
+            raise ValueError(
+                f"{file} has {images[-1].shape[:2]} pixels and {files[0]} {images[0].shape[:2]}; "
+                "all images of a set need one size"
+            )
+    if all(image.ndim == 2 for image in images):
+        return np.stack(images)[:, None]
+    return np.stack([image if image.ndim == 3 else np.dstack([image] * 3) for image in images]).transpose(0, 3, 1, 2)
+
+
+def _read_npz(path: Path) -> Raw:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from error
+    halves = [("x", "y"), ("x_test", "y_test")] if {"x_test", "y_test"} & arrays.keys() else [("x", "y")]
+    if not {name for half in halves for name in half} <= arrays.keys():
+        raise ValueError(f"{path} has {', '.join(arrays)}; x and y are needed, and x_test with y_test or neither")
+    K = 0
+    for x, y in halves:
+        arrays[x], given = _channels_first(f"{x} of {path}", arrays[x]), torch.from_numpy(arrays[y])
+        try:
+            K = K or int(given.max()) + 1
+            checks.integers(2, K=K)
+            checks.labels(given, len(arrays[x]), K)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"the labels {y} of {path} are not 0 ... K-1, one for each image: {error}") from error
+        arrays[y] = arrays[y].astype(np.int64)
+    classes = tuple(map(str, range(K)))
+    if len(halves) == 1:
+        return _split(arrays["x"], arrays["y"], classes)
+    raw = Raw(*(arrays[name] for half in halves for name in half), classes)
+    if raw.x.shape[1:] != raw.x_test.shape[1:] or raw.x.dtype != raw.x_test.dtype:
+        raise ValueError(f"x and x_test of {path} differ in the shape or the type of their images")
+    return raw
+
+
+def _channels_first(what: str, x: np.ndarray) -> np.ndarray:
+    if x.dtype != np.uint8 and x.dtype.kind != "f":
+        raise ValueError(f"{what} has type {x.dtype}; it must be uint8 or floating point")
+    if 0 in x.shape or x.ndim not in (3, 4):
+        raise ValueError(f"{what} has shape {x.shape}; it must be (N, H, W), (N, H, W, C) or (N, C, H, W)")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise ValueError(f"{what} has a value that is not finite, in image {int(np.argwhere(~np.isfinite(x))[0][0])}")
+    if x.ndim == 3:
+        return x[:, None]
+    if x.shape[3] in (1, 3):
+        return x.transpose(0, 3, 1, 2)
+    if x.shape[1] not in (1, 3):
+        raise ValueError(f"{what} has shape {x.shape}; neither its second nor its last axis is 1 or 3 channels")
+    return x
+
+
+def _split(images: np.ndarray | list[str], y: np.ndarray, classes: tuple[str, ...]) -> Raw:
+    """Every fifth image of each class, beginning with the second, is for the test."""
+    test = np.zeros(len(y), dtype=bool)
+    for label, name in enumerate(classes):
+        rows = np.flatnonzero(y == label)
+        if len(rows) < 2:
+            raise ValueError(f"class {name!r} has {len(rows)} image; at least 2 are needed to split off a test set")
+        test[rows[1::5]] = True
+    train, test = np.flatnonzero(~test), np.flatnonzero(test)
+    if isinstance(images, list):
+        return Raw([images[i] for i in train], y[train], [images[i] for i in test], y[test], classes)
+    return Raw(images[train], y[train], images[test], y[test], classes)
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The commands `fetch` and `list`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m lib.data.image_files", description="Fetch and list the image sets.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    fetching = commands.add_parser("fetch", help="download sets that are not in the data folder yet")
+    fetching.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DOWNLOADABLE)}; all by default")
+    for command in (fetching, commands.add_parser("list", help="say which sets lie in the data folder")):
+        command.add_argument("--folder", help="in place of COLLAPSE_DATA or ~/.cache/collapse-book")
+    options = parser.parse_args(arguments)
+    folder, status = data_folder(options.folder), 0
+    if options.command == "list":
+        for name in NAMES:
+            lacking = absent(name, folder)
+            print(f"{name:<15} " + (f"absent: no {lacking}" if lacking else f"in {folder}" if name != "digits" else "there"))
+        return status
+    for name in options.names or DOWNLOADABLE:
+        try:
+            print(f"{name}: {'downloaded into' if fetch(name, folder) else 'already in'} {folder}", flush=True)
+        except (OSError, ValueError) as error:  # another set may lie there already, or on another server
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""What is claimed: `chapters/claims.yml` and `chapters/errata.yml`, whose headers explain the format.
+
+`schema.yml` beside this file says what they may hold; what is wrong is named with its file and line.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import reprlib
+from pathlib import Path
+from typing import NamedTuple
+
+import jsonschema
+import yaml
+
+from lib.checks import nearest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLAIMS = ROOT / "chapters" / "claims.yml"
+ERRATA = ROOT / "chapters" / "errata.yml"
+PAPERS = {
+    "feature-collapse": "Feature collapse",
+    "extended-ufm": "Extended unconstrained features",
+    "memorization-dilation": "Memorization-dilation",
+    "low-rank-bias": "Low-rank bias",
+    "beyond": "Beyond the papers",
+}
+KINDS = ("theorem", "number", "figure", "question")
+
+_SCHEMA = yaml.safe_load(Path(__file__).with_name("schema.yml").read_text(encoding="utf-8"))
+
+
+class Declared(NamedTuple):
+    """All claims and all errata by their ids, in the order of the files."""
+
+    claims: dict[str, dict]
+    errata: dict[str, dict]
+
+    def errata_of(self, name: str) -> list[dict]:
+        """The errata that a claim shows."""
+        return [erratum for erratum in self.errata.values() if erratum["shown_by"] == name]
+
+
+def read() -> Declared:
+    """Both files, read and checked as a whole.
+
+    ValueError, with a line for everything that is wrong with a file, its place and what is allowed.
+    """
+    stamps = [path.stat().st_mtime_ns if path.exists() else None for path in (CLAIMS, ERRATA)]
+    return _read(CLAIMS, ERRATA, *stamps)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(claims_path: Path, errata_path: Path, *_stamps) -> Declared:
+    claims, errata = _entries(claims_path, "claims"), _entries(errata_path, "errata")
+    for name, claim in claims.items():
+        for quantity, expectation in claim["expect"].items():
+            lower, upper = expectation.get("between", (0, 0))
+            if lower > upper:
+                raise ValueError(
+                    f"{claims_path}, line {expectation.line}: {name}: {quantity}: 'between' has its bounds the wrong "
+                    f"way round: {expectation['between']}"
+                )
+    for name, erratum in errata.items():
+        place, shown = f"{errata_path}, line {erratum.line}: erratum {name!r}", erratum["shown_by"]
+        if shown not in claims:
+            raise ValueError(f"{place} is shown by {shown!r}, which is not declared{nearest(shown, claims)}")
+        if claims[shown]["paper"] != erratum["paper"]:
+            raise ValueError(f"{place} is shown by {shown!r}, a claim of {claims[shown]['paper']}")
+    return Declared(claims, errata)
+
+
+def _entries(path: Path, key: str) -> dict[str, dict]:
+    """The entries of one file by their ids."""
+    document = _load(path)
+    number = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("number", lambda _, value: is_number(value))
+    checker = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=number)
+    problems = [
+        f"{path}, {_place(document, error.absolute_path)}{_problem(error)}"
+        for error in checker({"$ref": f"#/{key}", **_SCHEMA}).iter_errors(document)
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    entries = {}
+    for entry in document[key]:
+        first = entries.setdefault(entry["id"], entry)
+        if first is not entry:
+            raise ValueError(f"{path}, line {entry.line}: {entry['id']!r} stands there twice, first in line {first.line}")
+    return entries
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _place(document, keys) -> str:
+    """The line and the names of the entry that a path of keys leads to."""
+    line, names = 1, []
+    for key in keys:
+        document = document[key]
+        line = getattr(document, "line", line)
+        names.append(document.get("id", key) if isinstance(key, int) and isinstance(document, dict) else key)
+    return ": ".join(map(str, [f"line {line}", *names, ""]))
+
+
+def _problem(error: jsonschema.ValidationError) -> str:
+    known, value = error.schema, reprlib.repr(error.instance)
+    if error.validator == "enum":
+        return f"{value}: one of {', '.join(known['enum'])} is needed{nearest(error.instance, known['enum'])}"
+    if error.validator == "additionalProperties":
+        unknown = next(key for key in error.instance if key not in known["properties"])
+        return f"unknown key {unknown!r}{nearest(unknown, known['properties'])}"
+    if error.validator in ("required", "dependentRequired"):
+        return error.message
+    return f"{value}: {known['description']} is needed"
+
+
+class _Entry(dict):
+    """A mapping of the file that remembers its line."""
+
+    line = 0
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice in one mapping is an error, not an overwrite."""
+
+
+def _mapping(loader, node):
+    entry = _Entry(loader.construct_mapping(node, deep=True))
+    entry.line = node.start_mark.line + 1
+    keys = [key for key, _ in node.value]
+    for number, key in enumerate(keys):
+        if any(key.value == other.value for other in keys[:number]):
+            problem = f"the key {key.value!r} stands twice in one entry"
+            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+    return entry
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _load(path: str | os.PathLike):
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(f"{path}, line {error.problem_mark.line + 1}: {error.problem}") from None
+    except yaml.YAMLError as error:  # a character that YAML does not know has no line
+        raise ValueError(f"{path}: {error}") from None

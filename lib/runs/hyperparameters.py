@@ -1,0 +1,138 @@
+"""A search for hyper-parameters that workers share and that survives the loss of any of them: Optuna on a journal."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from lib.checks import one_of, positive_integers
+from lib.runs import store
+
+_GRACE = 10  # seconds until the lock of a journal counts as that of a dead worker; a write takes milliseconds
+
+
+def search(
+    objective: Callable,
+    journal: str | Path,
+    trials: int,
+    resource: int,
+    seed: int = 0,
+    direction: str = "maximize",
+    stale_after: float | None = None,
+):
+    """Optuna's TPE sampler under its Hyperband pruner, on a journal that any number of workers may share.
+
+    Every process that makes the same call joins the search; each stops once the journal holds `trials` trials that are
+    complete or pruned. Those under way are finished then, so that `n` workers may make up to `n - 1` trials more.
+    The random numbers of a trial depend on `seed` and its number in the journal: a single worker that is
+    interrupted between trials and goes on finds what it would have found, and workers do not draw the same.
+
+    A killed worker leaves a trial that looks as if it still ran. It counts for nothing and hinders nobody: another is
+    made in its stead. Whoever joins later marks such a trial as failed, if its process was one of this machine and is
+    gone, or if it began more than `stale_after` seconds ago. A half-written last line of the journal is cut off, with
+    a warning. A lock that a killed worker held is taken away by Optuna after 10 s.
+
+    Parameters
+    ----------
+    objective
+        Takes an :class:`optuna.Trial`, returns a number. It may report on the way, after 1 to `resource` epochs, with
+        `trial.report(value, epoch)`, and end with :class:`optuna.TrialPruned` where `trial.should_prune()`.
+    journal
+        A file, made if absent.
+    trials, resource
+        How many are needed, and the last epoch that is reported.
+    seed, direction
+        Of the sampler; `"maximize"` or `"minimize"`.
+    stale_after
+        Longer than any trial takes; None leaves the trials of other machines alone.
+
+    Returns
+    -------
+    optuna.Study
+        With `best_params`, `best_value`, `trials`.
+
+    Raises
+    ------
+    ValueError
+        For numbers out of range, another direction than the journal's, and a journal that cannot be written.
+    RuntimeError
+        If a trial fails; it names the trial's parameters. The journal stays usable.
+    """
+    positive_integers(trials=trials, resource=resource)
+    one_of(("maximize", "minimize"), direction=direction)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # Optuna's progress bar, which is not shown
+        import optuna
+    journal = store.writable(Path(journal).parent) / Path(journal).name
+    finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+
+    def numbered(trial):
+        digest = hashlib.sha256(f"{seed} {trial.number}".encode()).digest()
+        trial.study.sampler = optuna.samplers.TPESampler(seed=int.from_bytes(digest[:4], "big"))
+        trial.set_user_attr("worker", [socket.gethostname(), os.getpid()])
+        try:
+            return objective(trial)
+        except optuna.TrialPruned:
+            raise
+        except Exception as error:
+            what = f"trial {trial.number} with {trial.params} failed: {type(error).__name__}: {error}"
+            raise RuntimeError(what) from error
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            lock = optuna.storages.journal.JournalFileSymlinkLock(str(journal), _GRACE)
+            backend = optuna.storages.journal.JournalFileBackend(str(journal), lock)
+            _mend(journal, lock)
+            study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(backend), study_name="search", load_if_exists=True,
+                direction=direction, pruner=optuna.pruners.HyperbandPruner(1, resource),
+            )  # fmt: skip
+        if study.direction.name.lower() != direction:
+            raise ValueError(f"direction = {direction!r}: {journal} holds a search that does not {direction}")
+        _fail_stale(study, stale_after, optuna)
+        if len(study.get_trials(deepcopy=False, states=finished)) < trials:
+            study.optimize(numbered, callbacks=[optuna.study.MaxTrialsCallback(trials, states=finished)])
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return study
+
+
+def _mend(journal: Path, lock) -> None:
+    """Cut off a line that a worker died over, for nothing could be read behind it."""
+    lock.acquire()
+    try:
+        content = journal.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(journal, whole)
+            warnings.warn(f"{journal}: its last line was half-written and is cut off", stacklevel=3)
+    finally:
+        lock.release()
+
+
+def _fail_stale(study, stale_after, optuna) -> None:
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        host, process = trial.user_attrs.get("worker", (None, None))
+        old = stale_after is not None and time.time() - trial.datetime_start.timestamp() > stale_after
+        if old or (host == socket.gethostname() and not _alive(process)):
+            with contextlib.suppress(ValueError, RuntimeError):  # it finished, or another has marked it, by now
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True

@@ -1,0 +1,108 @@
+"""Finished runs in a folder: one file of JSON for each, whole or absent, found again by a hash of what was asked for.
+
+:mod:`lib.runs.kept` and :mod:`lib.runs.sweep` keep their runs here.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import tempfile
+import textwrap
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from lib.data.files import atomically
+
+
+def keys(asked: Iterable, what: str) -> list[str]:
+    """A key for each thing that is asked for, 32 hex digits; equal things have equal keys.
+
+    ValueError, in which `what` says what the things are, for one that JSON cannot write or that is there twice.
+
+    >>> keys([{"a": 1, "b": 2}], "items") == keys([{"b": 2, "a": 1}], "items")
+    True
+    """
+    found: dict[str, int] = {}
+    for i, one in enumerate(asked):
+        try:
+            key = _hash(one)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{what}[{i}] = {one!r}: JSON cannot write it ({error})") from None
+        if key in found:
+            raise ValueError(f"{what}[{i}] = {one!r}: the same as {what}[{found[key]}]")
+        found[key] = i
+    return list(found)
+
+
+def writable(folder: str | Path) -> Path:
+    """The folder, made if absent; ValueError where nothing can be written in it."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"folder = {folder}: results cannot be written there ({error.strerror})") from error
+    return folder
+
+
+def keep(folder: Path, key: str, record: Mapping) -> dict:
+    """Write the record of a finished run to `<key>.json`, with its key and a checksum; returns it as it is kept."""
+    record = {"key": key, **record}
+    with atomically(folder / f"{key}.json") as partial:
+        text = json.dumps(record | {"checksum": _hash(record)}, ensure_ascii=False, indent=1)
+        partial.write_text(text, encoding="utf-8")
+    return record
+
+
+def finished(folder: str | Path, keys: Iterable[str]) -> dict[str, dict]:
+    """The records that the folder, which need not exist, holds under the keys.
+
+    Warns (UserWarning) of a file that is damaged, by its name; that run counts as not made.
+    """
+    found = {}
+    for key in keys:
+        path = Path(folder) / f"{key}.json"
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            checksum = record.pop("checksum")
+            if record["key"] != key or checksum != _hash(record):
+                raise ValueError("its checksum or its key does not fit")
+            found[key] = record
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            warnings.warn(f"{path} is damaged ({error}); its run is made again", stacklevel=3)
+    return found
+
+
+def program(source: str) -> str:
+    """What a source text does, as JSON: without its docstrings, its comments and its layout, and the same for every
+    version of Python. Broken code comes back as it is.
+
+    >>> program("def f(x):\\n    'Twice x.'\\n    return 2*x  # doubled") == program("def f(x): return 2 * x")
+    True
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return source
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    return json.dumps(_shape(tree))
+
+
+def _shape(node):
+    """A syntax tree as lists; fields that are empty are left out, for versions of Python differ in those."""
+    if isinstance(node, ast.AST):
+        fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
+        return [type(node).__name__, *(field for field in fields if field[1] not in ("None", []))]
+    return [_shape(item) for item in node] if isinstance(node, list) else repr(node)
+
+
+def _hash(value) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()[:32]

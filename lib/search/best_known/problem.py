@@ -1,0 +1,137 @@
+"""The problem, the decays at which its solutions are compared, deep neural collapse, and what a solution looks like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from lib import checks
+from lib.metrics import numerical_rank, structure
+from lib.metrics.structure import sets
+from lib.models import unconstrained
+
+#: Files of the squared loss are for the decay at which deep neural collapse has this loss (the zero solution has 0.5).
+LEVEL = 0.2
+
+
+def decay_at(K: int, L: int, level: float = LEVEL) -> float:
+    r"""The weight decay :math:`\lambda` of all factors at which deep neural collapse has the squared loss `level`.
+
+    Scores :math:`z I_K` of an orthogonal frame cost :math:`\frac12(1-z)^2 + \frac{L+1}2 c z^{2/(L+1)}`,
+    :math:`c = K\lambda`. Where that is stationary, :math:`c = (1-z) z^{(L-1)/(L+1)}`, and the loss is
+    :math:`\frac12(1-z)(1 + Lz)`. ValueError unless K >= 2, L >= 1 and 0 < level < 1/2, the loss of zero.
+
+    >>> from lib.theory import low_rank
+    >>> lam = decay_at(K=4, L=3, level=0.2)
+    >>> round(low_rank.dnc_loss(4, 3, lam, 1), 10)
+    0.2
+    """
+    check_sizes(K, L)
+    if not 0 < level < 0.5:
+        raise ValueError(f"level = {level!r}: a loss between 0 and that of the zero solution, 1/2, is needed")
+    z = (L - 1 + math.sqrt((L - 1) ** 2 + 4 * L * (1 - 2 * level))) / (2 * L)  # the larger root: a minimum
+    return (1 - z) * z ** ((L - 1) / (L + 1)) / K
+
+
+def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
+    r"""The weight decay at which a linear simplex has the cross-entropy `share` :math:`\cdot \log K`.
+
+    The simplex of a model without ReLUs: margins p cost
+    :math:`\log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda(K-1)p^{2/(L+1)}`. It only sets the strength at which solutions are
+    compared. ValueError as :func:`decay_at`, and for a share outside [0, 1).
+
+    >>> 0 < simplex_decay(K=4, L=3) < simplex_decay(K=4, L=3, share=0.9)
+    True
+    """
+    check_sizes(K, L)
+    checks.shares(share=share)
+    p = np.geomspace(1e-3, 100, 20000)
+    fit, price = np.log1p((K - 1) * np.exp(-p)), (L + 1) / 2 * (K - 1) * p ** (2 / (L + 1))
+    low, high = 1e-9, 1.0
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if (fit + middle * price).min() < share * math.log(K) else (low, middle)
+    return low
+
+
+def standard_decay(K: int, L: int, kind: str = "mse") -> float:
+    """The decay at which all (K, L) are compared: :func:`decay_at` for "mse", :func:`simplex_decay` for "ce".
+
+    ValueError for another `kind` and as :func:`decay_at`.
+
+    >>> standard_decay(4, 3) == decay_at(4, 3)
+    True
+    >>> standard_decay(4, 3, "ce") == simplex_decay(4, 3)
+    True
+    """
+    checks.one_of(unconstrained.LOSSES, kind=kind)
+    return decay_at(K, L) if kind == "mse" else simplex_decay(K, L)
+
+
+def collapse_cross_entropy(K: int, L: int, lam: float) -> float:
+    r"""The cross-entropy of deep neural collapse, an orthogonal frame in every level and the scores of a simplex.
+
+    .. math::
+        \min_{p\ge0}\ \log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda\,\big(K^L(K-1)\big)^{1/(L+1)} p^{2/(L+1)}:
+
+    the scores are :math:`p(I - 11^\top/K)`, the first L factors have K equal singular values, the last has K - 1.
+    It is what :func:`symmetric_search` finds. ValueError for K < 2, L < 1 and a decay that is not positive.
+
+    >>> collapse_cross_entropy(4, 3, simplex_decay(4, 3)) < math.log(4)
+    True
+    """
+    check_sizes(K, L)
+    checks.positive(lam=lam)
+    price = (L + 1) / 2 * lam * (K**L * (K - 1)) ** (1 / (L + 1))
+
+    def cost(p):
+        return np.log1p((K - 1) * np.exp(-p)) + price * p ** (2 / (L + 1))
+
+    grid = np.r_[0, np.geomspace(1e-3, 100, 5000)]
+    i = int(cost(grid).argmin())
+    if i in (0, len(grid) - 1):
+        return float(cost(grid[i]))
+    return float(minimize_scalar(cost, bounds=grid[[i - 1, i + 1]], method="bounded", options={"xatol": 1e-12}).fun)
+
+
+class Solution(NamedTuple):
+    """A solution: problem, factors `[H_1, W_1, .., W_L]` in float64, their loss, and how it was found."""
+
+    K: int
+    L: int
+    lam: float
+    kind: str
+    factors: list[Tensor]
+    loss: float
+    how: str
+
+    @property
+    def levels(self) -> list[Tensor]:
+        """The class means `M_1, .., M_L` after the ReLUs, `(d_l, K)` each."""
+        return unconstrained.activations(self.factors[0], self.factors[1:], relu=True)
+
+    @property
+    def name(self) -> str:
+        """The name of its file, see :func:`file_name`."""
+        return file_name(self.K, self.L, self.lam, self.kind)
+
+
+def file_name(K: int, L: int, lam: float, kind: str = "mse") -> str:
+    """Where a solution is kept; with the decay in the name where it is not the standard one.
+
+    >>> file_name(4, 3, standard_decay(4, 3)), file_name(4, 3, 0.01)
+    ('mse-K04-L3.npz', 'mse-K04-L3-lam0.01000.npz')
+    """
+    usual = math.isclose(lam, standard_decay(K, L, kind), rel_tol=1e-9)
+    return f"{kind}-K{K:02d}-L{L}" + ("" if usual else f"-lam{lam:.5f}") + ".npz"
+
+
+def loss_of(factors: Sequence[Tensor], lam: float, kind: str = "mse") -> Tensor:
+    """The objective at factors `[H_1, W_1, .., W_L]`, one value per run: :func:`lib.models.unconstrained.objective`."""
+    H, *Ws = factors
+    return unconstrained.objective(H, Ws, unconstrained.labels(len(Ws[-1].mT), 1), lam, relu=True, loss=kind)

@@ -1,0 +1,134 @@
+"""What is wrong with the declarations is named with its file and line, and those of the book are in order."""
+
+import math
+import re
+from collections import Counter
+
+import pytest
+from one_claim import CLAIM, ERRATUM, claim
+
+from lib.ledger import declarations
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kind": "conjecture"}, "kind: 'conjecture': one of theorem, number"),
+        ({"paper": "extended-umf"}, "did you mean 'extended-ufm'"),
+        ({"statement": None}, "statement"),
+        ({"statement": 3}, "statement: 3: text"),
+        ({"where": " "}, "where"),
+        ({"id": "FC one"}, "id: 'FC one': lower-case"),
+        ({"dataset": 3}, "dataset"),
+        ({"expects": {}}, "unknown key 'expects'; did you mean 'expect'"),
+        ({"expect": None}, "expect"),
+        ({"expect": {}}, "expect"),
+        ({"expect": {"c": 1.5}}, "c: 1.5: exactly one of"),
+        ({"expect": {"c": {"abs": 1}}}, "c: .*exactly one of"),
+        ({"expect": {"c": {"below": 1, "above": 0}}}, "c: .*exactly one of"),
+        ({"expect": {"c": {"belo": 1}}}, "unknown key 'belo'; did you mean 'below'"),
+        ({"expect": {"c": {"value": 1}}}, "exactly one of value"),
+        ({"expect": {"c": {"value": 1, "abs": 1, "rel": 1}}}, "exactly one of value"),
+        ({"expect": {"c": {"value": 1, "abs": -1}}}, "abs: -1"),
+        ({"expect": {"c": {"value": "1e-9", "abs": 1}}}, "value: '1e-9': a number .*1.0e-9"),
+        ({"expect": {"c": {"value": math.nan, "abs": 1}}}, "value: nan: a number"),
+        ({"expect": {"c": {"below": True}}}, "below: True: a number"),
+        ({"expect": {"c": {"below": 1, "abs": 1}}}, "'abs'"),
+        ({"expect": {"c": {"between": 3}}}, "between: 3: .lower, upper."),
+        ({"expect": {"c": {"between": [2, 1]}}}, "between"),
+        ({"expect": {"c": {"between": [0, "x"]}}}, "between: 1: 'x': a number"),
+        ({"expect": {"c": {"equals": 1.5}}}, "equals: 1.5"),
+        ({"expect": {"c": {"report": False}}}, "report: False"),
+        ({"expect": {"c": {"below": 1, "printed": [1]}}}, "printed"),
+        ({"expect": {"c": {"report": True}}}, "to judge the claim by"),
+        ({"expect": {0.5: {"below": 1}}}, "0.5: text"),
+    ],
+)
+def test_a_damaged_claim_is_named_with_file_and_line(files, changes, named):
+    folder = files([CLAIM, claim(**{"id": "fc-two", **changes})])
+    with pytest.raises(ValueError, match=named) as caught:
+        declarations.read()
+    for problem in str(caught.value).splitlines():
+        line, name = re.match(rf"{re.escape(str(folder / 'claims.yml'))}, line (\d+): (?:claims: )?([^:]*):", problem).groups()
+        assert int(line) >= 12 and name == changes.get("id", "fc-two")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"shown_by": "fc-on"}, "shown by 'fc-on'.*did you mean 'fc-one'"),
+        ({"paper": "extended-ufm"}, "shown by 'fc-one', a claim of feature-collapse"),
+        ({"paper": "none"}, "paper: 'none'"),
+        ({"how": ""}, "how"),
+        ({"place_": "x"}, "unknown key 'place_'; did you mean 'place'"),
+    ],
+)
+def test_a_damaged_erratum_is_named(files, changes, named):
+    files(errata=[{**ERRATUM, **changes}])
+    with pytest.raises(ValueError, match=f"errata.yml, line 2.*sign.*{named}"):
+        declarations.read()
+
+
+def test_an_id_stands_once(files):
+    files([CLAIM, CLAIM])
+    with pytest.raises(ValueError, match="'fc-one' stands there twice, first in line 2"):
+        declarations.read()
+    files(errata=[ERRATUM, ERRATUM])
+    with pytest.raises(ValueError, match="'sign' stands there twice"):
+        declarations.read()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("claims:\n- id: [unclosed\nx: []\n", "line 3"),
+        ("claims:\n- id: a\n  id: b\n", "line 3: the key 'id' stands twice"),
+        ("claims:\n- {[1]: 2}\n", "line 2"),
+        ("claims: \0", "claims.yml"),
+        ("", "line 1: None: a mapping with the list 'claims'"),
+        ("- one\n", "line 1"),
+        ("claims: []\nclaim: []\n", "unknown key 'claim'; did you mean 'claims'"),
+        ("claims: {}\n", "claims: {}: a list"),
+        ("claims: [7]\n", "claims: 0: 7: a mapping"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_line(files, text, named):
+    files(text=text)
+    with pytest.raises(ValueError, match=named):
+        declarations.read()
+
+
+def test_a_missing_file_or_one_that_is_not_text_is_named(files):
+    path = files() / "claims.yml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="claims.yml: not UTF-8 text"):
+        declarations.read()
+    path.unlink()
+    with pytest.raises(ValueError, match="claims.yml: there is no such file"):
+        declarations.read()
+
+
+def test_an_edited_file_is_read_again(files):
+    assert set(declarations.read().claims) == {"fc-one"}
+    files([claim(id="fc-two")])
+    assert set(declarations.read().claims) == {"fc-two"}
+
+
+def test_the_schema_knows_the_papers_and_kinds():
+    definitions = declarations._SCHEMA["$defs"]
+    assert definitions["paper"]["enum"] == list(declarations.PAPERS)
+    assert definitions["claim"]["properties"]["kind"]["enum"] == list(declarations.KINDS)
+
+
+def test_every_claim_of_the_inventory_is_declared():
+    declared = declarations.read().claims
+    assert Counter(entry["paper"] for entry in declared.values()) == {
+        "feature-collapse": 21,
+        "extended-ufm": 16,
+        "memorization-dilation": 16,
+        "low-rank-bias": 23,
+        "beyond": 4,
+    }
+    prefixes = {"fc": "feature-collapse", "ufm": "extended-ufm", "md": "memorization-dilation", "lr": "low-rank-bias"}
+    for name, entry in declared.items():
+        assert entry["paper"] == {**prefixes, "x": "beyond"}[name.split("-")[0]]

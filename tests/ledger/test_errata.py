@@ -1,0 +1,104 @@
+"""An erratum has one complete section on the page of its paper, and the pages say what the file says."""
+
+from pathlib import Path
+
+import pytest
+from one_claim import BAD, ERRATUM, record
+
+from lib.book import chapters
+from lib.ledger import claims, declarations, errata
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTION = """(erratum-sign)=
+## The sign of $r$
+
+<!-- erratum sign -->
+
+Words.
+
+```{code-cell} ipython3
+## not a heading
+"<!-- erratum other -->"
+```
+
+<!-- consequence sign -->
+"""
+
+
+@pytest.fixture
+def page(files, tmp_path):
+    """Writes a page below the folder of the book with one erratum and returns its path."""
+    files(errata=[ERRATUM])
+
+    def write(text, name="errata/feature-collapse.md"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"# Errata\n\n{text}\n## Another\n\n```{{code-cell}} ipython3\nx\n```\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_the_heading_of_an_erratum_is_read_from_its_section(page):
+    assert errata.sections([page(SECTION)]) == ({"sign": "The sign of $r$"}, [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        (SECTION, "", r"erratum 'sign' has no section, or no anchor \(erratum-sign\)="),
+        ("(erratum-sign)=", "(erratum-sing)=", "erratum 'sing' is not in errata.yml; did you mean 'sign'"),
+        (SECTION, SECTION + SECTION, "erratum 'sign' has two sections"),
+        ("## The sign of $r$", "", "no heading '## ...' right after its anchor"),
+        ("## The sign", "### The sign", "no heading '## ...' right after its anchor"),
+        ("<!-- erratum sign -->", "", "at least one code cell"),
+        ("<!-- consequence sign -->", "", "at least one code cell"),
+        ("<!-- erratum sign -->", "<!-- erratum sign -->\n<!-- erratum sign -->", "at least one code cell"),
+        ("<!-- erratum sign -->", "<!-- consequence sign -->", "at least one code cell"),
+        ("```{code-cell} ipython3", "```python", "at least one code cell"),
+        ("<!-- erratum sign -->", "<!-- erratum sigh -->", "erratum 'sigh' is not in errata.yml"),
+    ],
+)
+def test_an_erratum_has_one_complete_section_and_nothing_else(page, old, new, named):
+    assert old in SECTION
+    with pytest.raises(ValueError, match=named):
+        errata.check([page(SECTION.replace(old, new))])
+
+
+def test_an_anchor_at_the_end_of_a_page_has_no_section(page):
+    path = page(SECTION)
+    path.write_text("# Errata\n\n(erratum-sign)=\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no heading"):
+        errata.check([path])
+
+
+def test_an_erratum_stands_on_the_page_of_its_paper(page):
+    with pytest.raises(ValueError, match="other.md: erratum 'sign' belongs to .*errata/feature-collapse.md"):
+        errata.check([page(SECTION, "other.md")])
+
+
+def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(page):
+    text = errata.expand(SECTION, {"fc-one": claims.judge(record(BAD))})
+    before, _, after = text.partition("```{code-cell} ipython3")
+    assert "> **As printed** ((7)): $a$\n>\n> **Corrected.** $b$\n" in before
+    assert "**How it is decided.** By evaluation." in before
+    assert "**Consequence.** None." in after and "The derivation repeats it." in after
+    assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in after and "contradicted" in after
+    assert '"<!-- erratum other -->"' in text, "text that is no marker stays"
+    assert "../back/ledger.html#ledger-fc-one" in errata.expand(SECTION, {})
+
+
+def test_the_overview_of_the_errata_has_a_row_for_each_and_says_so_when_there_is_none(files):
+    assert "No erratum" in errata.page({}, {})
+    files(errata=[{**ERRATUM, "place": "|x|"}])
+    page = errata.page({"fc-one": claims.judge(record(BAD))}, {"sign": "The sign of $r$"})
+    assert "## Feature collapse" in page and "Low-rank bias" not in page
+    (row,) = (line for line in page.splitlines() if "erratum-sign" in line)
+    assert '<a href="../errata/feature-collapse.html#erratum-sign">The sign of $r$</a>' in row
+    assert r"| \|x\| |" in row and "claim-contradicted" in row
+
+
+def test_every_erratum_of_the_book_has_its_section():
+    headings, problems = errata.sections(page.path for page in chapters.chapters(ROOT))
+    assert not problems
+    assert set(headings) == set(declarations.read().errata)

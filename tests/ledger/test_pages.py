@@ -1,0 +1,127 @@
+"""The tables show what was claimed and measured, lead where they should, and cannot be broken by what they show."""
+
+import re
+
+import pytest
+from one_claim import BAD, CLAIM, ERRATUM, GOOD, claim, record
+
+from lib.ledger import claims, pages
+
+
+def table(*arguments, links=True, **changes):
+    return pages.claim(claims.judge(record(*arguments, **changes)), links)
+
+
+def test_the_table_shows_print_measurement_difference_and_a_sign_beside_the_colour(files):
+    for text in ("printed or expected", "1.5", "1.45", "−0.05", "✓", 'aria-label="met"', "reproduced", "Theorem 1"):
+        assert text in table()
+    assert "✗" in table(BAD) and 'aria-label="not met"' in table(BAD)
+
+
+def test_what_the_paper_prints_can_stand_in_its_own_words(files):
+    files([claim(expect={"norm": {"value": 1.41, "abs": 0.02, "printed": "1.41 ± 0.13"}})])
+    assert "1.41 ± 0.13" in table({"norm": 1.42})
+
+
+def test_a_table_says_what_stands_against_a_verdict_and_leads_there(files):
+    files(errata=[ERRATUM])
+    assert 'href="../errata/feature-collapse.html#erratum-sign"' in table(BAD)
+    assert "erratum sign" in table(BAD, links=False) and "href" not in table(BAD, links=False)
+    assert 'href="../back/ledger.html#ledger-fc-one"' in table() and "erratum" not in table()
+    assert "data: digits; <a" in table(BAD, dataset="digits")
+    assert "Not run: it takes a cluster.</p>" in table({}, reason="it takes a cluster.")
+    assert "No verdict: the smoke profile" in table(profile="smoke")
+
+
+def test_text_from_the_files_cannot_break_the_page(files):
+    evil = "a < b & <script>x</script>"
+    changes = dict(statement=evil, where=evil, expect={"<script>": {"equals": "<script>", "printed": evil}})
+    files([claim(**changes)], errata=[{**ERRATUM, "id": "a-b"}])
+    shown = claims.judge(record({"<script>": "<script>"}, dataset=evil, profile="smoke"))
+    kept = record({"<script>": "<script>"}, finished="2026", machine={"name": evil}, dataset=evil, outdated=[evil])
+    kept["verdict"], skipped = "reproduced", claims.judge(record({}, reason=evil))
+    page = pages.ledger([shown], {"fc-one": kept}) + pages.ledger([skipped])
+    assert "<script>" not in pages.claim(shown) + pages.claim(skipped) + page and "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("K = n_c^L", "K = n<sub>c</sub><sup>L</sup>"),
+        ("|u_{k,ℓ}| and σ_e²", "|u<sub>k,ℓ</sub>| and σ<sub>e</sub>²"),
+        ("K^{(3-L)/2} < r_max.", "K<sup>(3-L)/2</sup> &lt; r<sub>max</sub>."),
+        ("no index: _ and ^, or _this_", "no index: _ and ^, or _this_"),
+    ],
+)
+def test_indices_and_exponents_of_a_statement_are_set(files, text, expected):
+    files([claim(statement=text)])
+    assert expected in table()
+    assert expected in pages.ledger([])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(-1.23456e-7, "−1.235\u00a0×\u00a010⁻⁷"), (True, "true"), ([1, -2.5], "1, −2.5"), (list(range(9)), "5, … (9 values)")],
+)
+def test_values_are_set_for_a_reader(files, value, expected):
+    assert expected in table({"constant": 1.5, "note": value})
+
+
+def test_the_ledger_has_one_row_per_claim_whatever_was_measured(files):
+    files([CLAIM, claim(id="fc-two"), claim(id="lr-one", paper="low-rank-bias", kind="figure")], errata=[ERRATUM])
+    page = pages.ledger([claims.judge(record(BAD))], {"fc-one": recorded()})
+    rows = re.findall(r'<tr id="ledger-([^"]*)" data-paper="([^"]*)" data-verdict="([^"]*)" data-kind="([^"]*)">', page)
+    assert rows == [
+        ("fc-one", "feature-collapse", "contradicted", "number"),
+        ("fc-two", "feature-collapse", "not run", "number"),
+        ("lr-one", "low-rank-bias", "not run", "figure"),
+    ]
+    assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in page
+    assert 'href="../errata/feature-collapse.html#erratum-sign"' in page
+    assert '<table id="ledger">' in page
+    for field in ("ledger-paper", "ledger-kind", "ledger-verdict", "ledger-text"):
+        assert f'id="{field}"' in page
+    tally = re.findall(r'<a href="\?verdict=([^"]*)".*?<strong>(\d+)</strong>', page)
+    assert tally == [("contradicted", "1"), ("not+run", "2")]
+    assert "\n\n" not in page, "a blank line ends a block of HTML in Markdown"
+    assert "Paper profile" in page
+    assert "Paper profile" not in pages.ledger([], {}), "a column of which nothing is recorded"
+
+
+def recorded(measured=GOOD, **changes):
+    """A record of the paper profile as lib.book.records.read has it."""
+    about = {"profile": "paper", "finished": "2026-11-22T10:00:00+00:00", "machine": {"name": "Card <1>"}}
+    return {**claims.judge(record(measured)), "outdated": [], **about, **changes}
+
+
+def recorded_cell(page, name="fc-one"):
+    (row,) = re.findall(rf'<tr id="ledger-{name}".*?</tr>', page, flags=re.DOTALL)
+    before, _, after = row.partition('<td data-label="Paper profile"')
+    return before, after
+
+
+def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_device_and_data(files):
+    files([CLAIM, claim(id="fc-two")])
+    page = pages.ledger([claims.judge(record(BAD))], {"fc-one": recorded(dataset="digits")})
+    live, kept = recorded_cell(page)
+    assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
+    assert "claim-reproduced" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
+    assert "<small>2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
+    assert "outdated" not in kept and "<details>" not in kept
+    assert "—" in recorded_cell(page, "fc-two")[1], "nothing is recorded of the other claim"
+
+
+def test_a_recorded_cell_says_what_is_outdated_and_why_there_is_no_verdict(files):
+    outdated = recorded(outdated=["its code cells changed", "lib.training.unconstrained changed"])
+    _, cell = recorded_cell(pages.ledger([], {"fc-one": outdated}))
+    assert "⚠</span> outdated: its code cells changed; lib.training.unconstrained changed</small>" in cell
+    skipped = recorded(measured={}, verdict="not run", reason="it takes a cluster")
+    _, cell = recorded_cell(pages.ledger([], {"fc-one": skipped | {"measured": {}}}))
+    assert "claim-not-run" in cell and "<small>it takes a cluster</small>" in cell
+
+
+def test_more_than_three_recorded_values_wait_to_be_unfolded(files):
+    expect = {f"{letter}_1": {"below": 9} for letter in "abcd"}
+    files([claim(expect=expect)])
+    _, cell = recorded_cell(pages.ledger([], {"fc-one": recorded(dict.fromkeys(expect, 1.23456))}))
+    assert "<details><summary>4 values</summary>" in cell and "<small>a<sub>1</sub> = 1.235</small>" in cell
