@@ -24,7 +24,7 @@ LAB     ?=
 DATA    ?=
 
 python := $(VENV)/bin/python
-pip    := -m pip install --quiet --disable-pip-version-check
+pip    := -m pip install -qq --disable-pip-version-check
 book   := $(python) -m lib.book
 options = --profile "$(PROFILE)" --chapter "$(CHAPTER)" --device "$(DEVICE)" --seed "$(SEED)"
 
@@ -47,7 +47,7 @@ data: $(VENV)/.ready
 	@$(python) -m lib.data.image_files fetch $(DATA)
 
 test: $(VENV)/.ready
-	@$(python) -m pytest -q -n 2 --dist loadfile $(TESTS)
+	@$(python) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 bench: $(VENV)/.ready
 	@$(python) -m bench $(BENCH)

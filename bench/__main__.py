@@ -9,7 +9,7 @@ import argparse
 
 from rich.console import Console
 
-from bench import ensemble, kernels, measure, mlps, networks, pipeline, solver
+from bench import ensemble, kernels, measure, networks, pipeline, solver
 
 GROUPS = {
     "kernels": kernels,
@@ -17,7 +17,6 @@ GROUPS = {
     "ensemble": ensemble,
     "measure": measure,
     "networks": networks,
-    "mlps": mlps,
     "pipeline": pipeline,
 }
 

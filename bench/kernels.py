@@ -1,25 +1,29 @@
 """The four computations that take the book's time, each against the loop that one writes first, on the device at hand.
 
-Steps of one network or run per second. Both sides of a row take turns in one process; ratios are medians within a
-round.
+Both sides of a row take turns in one process; ratios are medians within a round. Beside them stands the floor of
+`bench.cost`. The table is kept in chapters/back/cost/, where the page on costs reads it.
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
+import json
 import math
 import os
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.cost import operations, rates, seconds
 from bench.ensemble import DEEP, _loop
 from bench.solver import LAM, N_SPL, N_W, D, K, L, _plain_sgd
-from lib.cost import seconds
+from lib.data.files import atomically
 from lib.data.sentences import sentence_task
 from lib.models.losses import label_smoothing, squared_error
 from lib.models.networks import mlp, resnet18
@@ -32,6 +36,7 @@ from lib.training.sentences import SentenceSGD, sentence_sgd
 from lib.training.sgd import SGD, train
 from lib.training.unconstrained import Descent, gradient_descent, random_runs, select
 
+KEPT = Path(__file__).resolve().parents[1] / "chapters" / "back" / "cost"
 ROUNDS = 5
 #            on a GPU, on a processor
 RUNS = (40, 10)  # of the deep unconstrained features model
@@ -39,7 +44,7 @@ MLPS = ((24, 2048, 512, 5120, 3072), (24, 64, 64, 640, 196))  # runs, width, bat
 DEPTH, CLASSES = 9, 10
 RESNET = ((10_240, 1, 28, 1.0, 128), (960, 1, 14, 1 / 4, 32))  # samples, channels, side, width, batch
 NOTE = """Device: {device}; torch {torch}, {threads} of {cores} cores. Medians of {rounds} rounds after a first one that
-warms up, steps of one network or run per second, set-up and recording of graphs included. 'plain loop': autograd and an
+warms up, a step is one of one network or run, set-up and recording of graphs included. 'plain loop': autograd and an
 optimiser step in Python, float32 as torch has it (float64 for the unconstrained model, as in the book), data on the
 device, one run after the other, nothing read back. {sizes} Ratios of an H200 that the book aims at: 10 for the sentence
 task, 20 for the unconstrained model, 5 for the perceptrons, 2 for the ResNet."""
@@ -56,21 +61,31 @@ class Kernel(NamedTuple):
     our_steps: int
     plain: Callable[[], object]
     plain_steps: int
+    kind: str = "float32"  # of number in the products
+    least: Callable[[], object] | None = None  # one step with all operations that have to be; otherwise as in `plain`
 
 
 def run(console: Console) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    table = Table(title=f"Steps per second, {name_of(device)}")
-    for column in ("", "the book", "plain loop", "ratio", "smallest to largest"):
+    best, rows = rates(device), []
+    table = Table(title=f"Seconds for a step, {name_of(device)}")
+    for column in ("", "operations", "floor", "the book", "of the floor", "plain loop", "of the book", "between"):
         table.add_column(column, justify="right")
-    for make in (_sentences, _gradient_descent, _perceptrons, _resnet):
-        for kernel in make(device):
-            console.print(f"{kernel.name} ...")
-            ours, plain = _rates(kernel, device)
-            ratios = [a / b for a, b in zip(ours, plain, strict=True)]
-            cells = f"{statistics.median(ours):.0f}", f"{statistics.median(plain):.0f}"
-            span = f"{min(ratios):.1f} to {max(ratios):.1f}"
-            table.add_row(kernel.name, *cells, f"{statistics.median(ratios):.1f}", span)
+    for kernel in (
+        kernel for make in (_sentences, _gradient_descent, _perceptrons, _resnet) for kernel in make(device)
+    ):
+        console.print(f"{kernel.name} ...")
+        work = operations(kernel.least) if kernel.least else operations(kernel.plain) / kernel.plain_steps
+        ours, plain = _times(kernel, device)
+        ratios = [b / a for a, b in zip(ours, plain, strict=True)]
+        row = {
+            "name": kernel.name, "operations": work, "floor": work / best[kernel.kind],
+            "book": statistics.median(ours), "plain": statistics.median(plain), "ratio": statistics.median(ratios),
+        }  # fmt: skip
+        rows.append(row)
+        cells = f"{work:.2e}", f"{row['floor']:.2e}", f"{row['book']:.2e}", f"{row['book'] / row['floor']:.1f}"
+        span = f"{min(ratios):.1f} to {max(ratios):.1f}"
+        table.add_row(kernel.name, *cells, f"{row['plain']:.2e}", f"{row['ratio']:.1f}", span)
     console.print(table)
     sizes = "All sizes are the paper's."
     if device == "cpu":
@@ -81,16 +96,18 @@ def run(console: Console) -> None:
             resnet=f"width {factor:g}, {side} × {side} pixels, batches of {resnet_batch}", runs=RUNS[1],
         )  # fmt: skip
     threads = "one thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
-    note = NOTE.format(device=name_of(device), torch=torch.__version__, threads=threads, cores=os.cpu_count(),
-                       rounds=ROUNDS, sizes=sizes)  # fmt: skip
-    console.print(note, highlight=False)
+    about = {"device": name_of(device), "torch": torch.__version__, "threads": threads, "cores": os.cpu_count()}
+    console.print(NOTE.format(**about, rounds=ROUNDS, sizes=sizes), highlight=False)
+    about |= {"date": datetime.date.today().isoformat(), "sizes": sizes, "rates": best, "rows": rows}
+    with atomically(KEPT / f"{device}.json") as partial:
+        partial.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _rates(kernel: Kernel, device: str) -> tuple[list[float], list[float]]:
-    """Steps per second of both sides in each round."""
+def _times(kernel: Kernel, device: str) -> tuple[list[float], list[float]]:
+    """Seconds of both sides for a step, in each round."""
     ours, plain = [], []
     for number in range(ROUNDS + 1):
-        pair = kernel.our_steps / seconds(kernel.ours, device), kernel.plain_steps / seconds(kernel.plain, device)
+        pair = seconds(kernel.ours, device) / kernel.our_steps, seconds(kernel.plain, device) / kernel.plain_steps
         if number:  # the first round warms up
             ours.append(pair[0])
             plain.append(pair[1])
@@ -110,7 +127,8 @@ def _sentences(device: str) -> list[Kernel]:
 
     def kernel(name, normalize, tf32=False):
         plain = functools.partial(_plain_sgd, start, x, y, normalize, plain_steps)
-        return Kernel(f"sentence task, {name}", lambda: ours(normalize, tf32), steps, plain, plain_steps)
+        kind = "tf32" if tf32 else "float32"
+        return Kernel(f"sentence task, {name}", lambda: ours(normalize, tf32), steps, plain, plain_steps, kind)
 
     rounded = [kernel("h, TF32", False, True), kernel("h*, TF32", True, True)] if device == "cuda" else []
     return [kernel("h", False), kernel("h*", True), *rounded]
@@ -124,12 +142,14 @@ def _gradient_descent(device: str) -> list[Kernel]:
     start = random_runs(classes, n, d, layers, range(runs), [d**-0.5] * layers + [1.0])
     start = start._replace(H=start.H.to(device), Ws=[W.to(device) for W in start.Ws])
     equal = start._replace(H=start.H.unflatten(-1, (classes, n)).mean(-1).repeat_interleave(n, -1))
+    few = equal._replace(H=equal.H[..., ::n]), labels(classes, 1, device)
     kernels = []
-    for name, begin, factor in (("all samples", start, 1), ("class means", equal, 10)):
+    for name, begin, factor, (least, of) in (("all samples", start, 1, (start, y)), ("class means", equal, 10, few)):
         steps, plain_steps = (2000 * factor, 300) if device == "cuda" else (100 * factor, 200)
         ours = functools.partial(gradient_descent, begin, y, Descent(rate, steps, lam, relu=True))
         plain = functools.partial(_loop, select(begin, [0]), y, [lam] * layers, lam, True, plain_steps, rate)
-        kernels.append(Kernel(f"DUFM, {runs} runs, {name}", ours, runs * steps, plain, plain_steps))
+        one = functools.partial(_loop, select(least, [0]), of, [lam] * layers, lam, True, 1, rate)
+        kernels.append(Kernel(f"DUFM, {runs} runs, {name}", ours, runs * steps, plain, plain_steps, "float64", one))
     return kernels
 
 
@@ -151,7 +171,8 @@ def _perceptrons(device: str) -> list[Kernel]:
         optimiser = torch.optim.SGD(model.parameters(), 0.02, 0.9, weight_decay=1e-3, nesterov=True)
         _epoch(model, x, y[0], functools.partial(label_smoothing, alpha=0.1), optimiser, batch)
 
-    return [Kernel(f"{runs} perceptrons of width {width}", ours, 2 * runs * steps, plain, steps)]
+    kind = "tf32" if device == "cuda" else "float32"
+    return [Kernel(f"{runs} perceptrons of width {width}", ours, 2 * runs * steps, plain, steps, kind)]
 
 
 def _resnet(device: str) -> list[Kernel]:
@@ -168,7 +189,8 @@ def _resnet(device: str) -> list[Kernel]:
         optimiser = torch.optim.SGD(other.parameters(), 1e-3, 0.9, weight_decay=5e-4)
         _epoch(other, x, y, squared_error, optimiser, batch)
 
-    return [Kernel(f"ResNet18 of width {width:g}, {side} × {side}", ours, steps, plain, steps)]
+    kind = "bfloat16" if device == "cuda" else "float32"
+    return [Kernel(f"ResNet18 of width {width:g}, {side} × {side}", ours, steps, plain, steps, kind)]
 
 
 def _epoch(model, x, y, loss, optimiser, batch_size) -> None:

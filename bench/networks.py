@@ -66,7 +66,8 @@ def _side_by_side(models, x, y, batch_size) -> float:
     ensemble = resnets.Ensemble(models, x.device)
     _wait(x)
     began = time.perf_counter()
-    resnets.train(ensemble, x, y, STEPS, 1e-3, 5e-3, 1e-3, batch_size=batch_size)
+    schedule = resnets.Schedule(STEPS, 1e-3, 5e-3, 1e-3, batch_size=batch_size)
+    resnets.train_together(ensemble, x, y, schedule)
     _wait(x)
     return time.perf_counter() - began
 

@@ -106,7 +106,8 @@ def one_of(known: Iterable, **values: object) -> None:
     known = tuple(known)
     for name, value in values.items():
         if value not in known:
-            raise ValueError(f"{name} = {value!r}: one of {', '.join(map(repr, known))} is needed{nearest(value, known)}")
+            names = ", ".join(map(repr, known))
+            raise ValueError(f"{name} = {value!r}: one of {names} is needed{nearest(value, known)}")
 
 
 def nearest(word: object, known: Iterable) -> str:
@@ -132,20 +133,25 @@ def finite(**tensors: torch.Tensor) -> None:
             raise ValueError(f"{name} has {int((~tensor.isfinite()).sum())} entries that are not finite")
 
 
-def labels(y: torch.Tensor, N: int, K: int) -> None:
-    """ValueError unless `y: (N,)` holds integers in 0..K-1, each class at least once.
+def labels(y: torch.Tensor, N: int, K: int | None = None, every: bool = True) -> None:
+    """ValueError unless `y: (N,)` holds integers in 0..K-1, and each class at least once, unless `every` is false.
+
+    Without K there are as many classes as the largest label says.
 
     >>> import torch
     >>> labels(torch.tensor([0, 2]), N=2, K=3)
     Traceback (most recent call last):
     ValueError: y: class 1 has no sample
     """
-    if y.shape != (N,) or N == 0:
+    if y.shape != (N,) or (every and N == 0):
         raise ValueError(f"y has shape {tuple(y.shape)}; one label for each of N = {N} samples is needed")
     if y.is_floating_point() or y.is_complex() or str(y.dtype) == "torch.bool":
         raise ValueError(f"y is {y.dtype}; labels are integers")
-    if y.min() < 0 or y.max() >= K:
-        raise ValueError(f"y has labels {int(y.min())} to {int(y.max())}; they are 0..{K - 1}")
-    empty = (y.bincount(minlength=K) == 0).nonzero()
-    if len(empty):
-        raise ValueError(f"y: class {int(empty[0])} has no sample")
+    if N and (y.min() < 0 or (K is not None and y.max() >= K)):
+        largest = "K-1" if K is None else K - 1
+        raise ValueError(f"y has labels {int(y.min())} to {int(y.max())}; they are 0..{largest}")
+    if every:  # without a count for each class, of which a wrong label may make very many
+        present = y.unique().tolist()
+        empty = [k for k, label in enumerate([*present, K or present[-1] + 1]) if k != label]
+        if empty:
+            raise ValueError(f"y: class {empty[0]} has no sample")

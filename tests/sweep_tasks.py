@@ -1,4 +1,4 @@
-"""What the workers of test_sweep.py compute: they import this module, so that it has to lie in a file of its own."""
+"""What the workers of tests/runs compute: they import this module, so that it has to lie in a file of its own."""
 
 import json
 import os
@@ -22,12 +22,8 @@ def compute(x, seed, log=None):
     return result
 
 
-def reciprocal(x, note=""):
-    return 1 / x
-
-
-def unkeepable(x):
-    return {1, 2} if x == 2 else x
+def reciprocal(x):
+    return {1, 2} if x == "unkeepable" else 1 / x
 
 
 def dies(x):
@@ -58,7 +54,9 @@ def objective(trial):
 if __name__ == "__main__":  # sweep_tasks.py run|search <arguments of the call as JSON>
     import sweep_tasks  # whose functions are called `sweep_tasks.*` and not `__main__.*`, here as in the test
 
-    from lib.runs import sweep
+    from lib.runs import hyperparameters, sweep
 
-    function = {"run": sweep_tasks.compute, "search": sweep_tasks.objective}[sys.argv[1]]
-    getattr(sweep, sys.argv[1])(function, **json.loads(sys.argv[2]))
+    if sys.argv[1] == "run":
+        sweep.run(sweep_tasks.compute, **json.loads(sys.argv[2]))
+    else:
+        hyperparameters.search(sweep_tasks.objective, **json.loads(sys.argv[2]))

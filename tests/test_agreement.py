@@ -248,7 +248,8 @@ def test_resnets_side_by_side_agree(card, float32_as_it_is, mixed_precision, rto
     def run(device):
         models = [resnet20(4, 3, 1 / 8, head_layers=3, head_width=6, seed=seed) for seed in range(3)]
         ensemble, there = resnets.Ensemble(models, device), (x.to(device), y.to(device))
-        resnets.train(ensemble, *there, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
+        schedule = resnets.Schedule(5, 0.02, 1e-2, 1e-3, batch_size=8)
+        resnets.train_together(ensemble, *there, schedule, mixed_precision=mixed_precision)
         scores = ensemble.look(there[0]).layers[-1].cpu()
         return (scores - torch.nn.functional.one_hot(y, 4)).square().sum((1, 2))
 

@@ -1,6 +1,7 @@
 """The rooms of the library stand on one another: a room imports rooms below it, never one above."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,9 @@ def test_a_room_imports_rooms_below_it(room):
         names = [name.split(".")[1] for name in imported(path) if name.split(".")[0] == "lib"]
         above = [name for name in names if ROOMS.index(name) > ROOMS.index(room)]
         assert not above, f"{path.relative_to(LIB.parent)} imports {', '.join(above)}"
+
+
+def test_the_page_on_building_shows_the_rooms_in_this_order():
+    page = (LIB.parent / "chapters" / "back" / "building.md").read_text("utf-8")
+    picture = re.search(r'<svg class="rooms".*?</svg>', page, re.DOTALL)[0]
+    assert re.findall(r'font-weight="600">(\w+)<', picture) == list(reversed(ROOMS))

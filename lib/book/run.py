@@ -1,4 +1,4 @@
-"""Executing chapters: nbclient on each stale one, finished notebooks kept one by one, and finished runs inside one.
+"""Executing chapters: papermill on each stale one, finished notebooks kept one by one, and finished runs inside one.
 
 A kernel finds in its environment what it reports to and keeps things in: COLLAPSE_NOTES, a file for `lib.ledger.notes`,
 and COLLAPSE_UNFINISHED, a folder for `lib.runs.kept` that belongs to one key of the chapter. Where chapters run side by
@@ -8,11 +8,12 @@ side, COLLAPSE_GPU_SHARE is the part of the GPU's memory that `lib.runs.devices`
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
 import fcntl
+import functools
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -132,6 +133,7 @@ def _prepare_environment(root: Path, jobs: int) -> None:
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
         os.environ.setdefault("COLLAPSE_GPU_SHARE", f"{GPU_MEMORY / jobs:.3f}")
+    logging.getLogger("papermill").setLevel(logging.ERROR)
 
 
 # ------------------------------------------------------------------------------------------------ many chapters
@@ -228,69 +230,82 @@ def _kill_kernel(client) -> None:
 
 
 def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> Outcome:
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    import nbformat
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
 
+    _register_engine()
     started = time.monotonic()
     key = page.key(parameters)
     unfinished = _unfinished(page, key, force)
     running = BUILD / "running" / page.name
     running.mkdir(parents=True, exist_ok=True)
-    log, notes = running / "log", running / "notes"
-    environment = {"COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)}
-    notebook = _with_parameters(page, parameters)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    bar = progress.add_task(f"  {page.short}", total=len(cells))
-    begun = []
-    client = NotebookClient(
-        notebook, timeout=None, kernel_name="python3", record_timing=False,
-        on_cell_execute=lambda cell, **_: begun.append(cell), on_cell_executed=lambda **_: progress.advance(bar),
-    )  # fmt: skip
-    clients.add(client)
+    source, result, log, notes = (running / name for name in ("source.ipynb", "executed.ipynb", "log", "notes"))
+    nbformat.write(page.notebook, source)
+    declared = {name: value for name, value in parameters.items() if name in page.declared}
+    bar = progress.add_task(f"  {page.short}", total=len(page.code) + bool(declared))
+    begun: list = []  # cells
     error = ""
     try:
-        with open(log, "w") as stderr:
-            client.execute(env={**os.environ, "COLLAPSE_CHAPTER": page.short, **environment}, stderr=stderr)
-    except CellExecutionError as failure:
+        papermill.execute_notebook(
+            source, result, parameters=declared, engine_name="book", kernel_name="python3", progress_bar=False,
+            clients=clients, log=log, on_cell_execute=lambda cell, **_: begun.append(cell),
+            on_cell_executed=lambda **_: progress.advance(bar),
+            environment={
+                "COLLAPSE_CHAPTER": page.short, "COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)
+            },
+        )  # fmt: skip
+    except PapermillExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
-    except Exception as failure:  # a kernel that died
-        last = log.read_text(errors="replace").splitlines()[-5:]
+    except Exception as failure:  # a kernel that died, a notebook that papermill refuses
+        last = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else []
         error = "\n".join([f"{type(failure).__name__}: {failure}", *last])
     finally:
-        clients.discard(client)
         progress.remove_task(bar)
     seconds = time.monotonic() - started
+    failed = _failed_path(page)
     if error:
-        _write(notebook, _failed_path(page))
-        error = f"{_place(cells, begun)}{error}\nthe notebook up to there: {_failed_path(page)}"
+        error = _place(begun, len(page.code)) + error
+        if result.exists():
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(result, failed)
+            error += f"\nthe notebook up to there: {failed}"
         if unfinished.exists():
             error += "\nits finished runs are kept: the next build goes on from them, unless the code changes"
         return Outcome(page, "failed", seconds, reasons, error)
+    notebook = nbformat.read(result, as_version=4)
+    for name in ("input_path", "output_path"):  # where it was executed is nobody's business
+        notebook.metadata.papermill.pop(name, None)
     notebook.metadata["book"] = {"chapter": page.name, "key": key, **_facts(notes, seconds)}
-    _write(notebook, executed_path(page))
-    _failed_path(page).unlink(missing_ok=True)
+    with atomically(executed_path(page)) as partial:
+        nbformat.write(notebook, partial)
+    failed.unlink(missing_ok=True)
     shutil.rmtree(unfinished, ignore_errors=True)
     return Outcome(page, "executed", seconds, reasons)
 
 
-def _with_parameters(page: Page, parameters: dict):
-    """The chapter as a notebook, with a cell that sets the parameters which it declares."""
-    from papermill.parameterize import parameterize_notebook
+@functools.cache
+def _register_engine() -> None:
+    """Papermill's engine with three additions: cells are counted, the kernel can be found to be killed, and it has an
+    environment of its own."""
+    from papermill.clientwrap import PapermillNotebookClient
+    from papermill.engines import NBClientEngine, papermill_engines
 
-    notebook = copy.deepcopy(page.notebook)
-    declared = {name: value for name, value in parameters.items() if name in page.declared}
-    if declared:
-        notebook.metadata["papermill"] = {}
-        notebook = parameterize_notebook(notebook, declared, kernel_name="python3", language="python")
-        del notebook.metadata["papermill"]
-    return notebook
+    class BookEngine(NBClientEngine):
+        @classmethod
+        def execute_managed_notebook(cls, nb_man, kernel_name, clients, environment, log, start_timeout=60, **hooks):
+            hooks = {name: hook for name, hook in hooks.items() if name.startswith("on_cell")}
+            client = PapermillNotebookClient(
+                nb_man, timeout=None, startup_timeout=start_timeout, kernel_name=kernel_name, **hooks
+            )
+            clients.add(client)
+            try:
+                with open(log, "w") as stderr:
+                    client.execute(env={**os.environ, **environment}, stderr=stderr)
+            finally:
+                clients.discard(client)
 
-
-def _write(notebook, path: Path) -> None:
-    import nbformat
-
-    with atomically(path) as partial:
-        nbformat.write(notebook, partial)
+    papermill_engines.register("book", BookEngine)
 
 
 def _unfinished(page: Page, key: dict, anew: bool) -> Path:
@@ -328,12 +343,11 @@ def _facts(path: Path, seconds: float) -> dict:
     }
 
 
-def _place(cells, begun) -> str:
-    """Which cell failed, and its first lines: the last one that was begun."""
+def _place(begun: list, number: int) -> str:
+    """Which of a number of cells failed, and its first lines: the last one that was begun."""
+    begun = [cell for cell in begun if "injected-parameters" not in cell.metadata.get("tags", [])]
     if not begun:
         return ""
-    own = [cell for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
     lines = begun[-1].source.strip().splitlines()
     head = "\n".join(f"    {line}" for line in lines[:5]) + ("\n    ..." if len(lines) > 5 else "")
-    number = next(number for number, cell in enumerate(own, start=1) if cell is begun[-1])
-    return f"code cell {number} of {len(own)}:\n{head}\n"
+    return f"code cell {len(begun)} of {number}:\n{head}\n"

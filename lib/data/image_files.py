@@ -31,9 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from lib import checks
 from lib.data.vision import torchvision
 from lib.ledger.notes import note
 
@@ -70,64 +68,55 @@ MD5 = {
 #: Training and test images of `cifar10-jpeg75`, which has no checksums.
 JPEG75_SIZES = (50_000, 10_000)
 
+_TEN = tuple("0123456789")
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _PATIENCE = 60  # seconds: a server that is silent for longer is no network either
 _noted: dict[tuple[str, Path], dict] = {}  # what was read, by name and folder
 
 
 class Raw(NamedTuple):
-    """Images as they are stored: an array (N, C, H, W), or a list of files; labels (N,); names of the classes."""
+    """Images as they are stored, (N, C, H, W), or their files, (N,); labels (N,); names of the classes."""
 
-    x: np.ndarray | list[str]
+    x: np.ndarray
     y: np.ndarray
-    x_test: np.ndarray | list[str]
+    x_test: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
 
 
 def data_folder(folder: str | os.PathLike | None = None) -> Path:
     """The given folder, else the one that COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
-    if folder:
-        return Path(folder).expanduser()
-    return Path(os.environ.get("COLLAPSE_DATA") or Path.home() / ".cache" / "collapse-book")
+    return Path(folder or os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book").expanduser()
 
 
 def known(name: str) -> str:
     """The name of a set of the book; ValueError for another, with those that there are."""
     if name not in NAMES:
-        raise ValueError(
-            f"unknown data set {name!r}; known are {', '.join(NAMES)}, and paths of folders and .npz files"
-        )
+        raise ValueError(f"no data set {name!r}: known are {', '.join(NAMES)}, and paths of folders and .npz files")
     return name
 
 
 # Presence and checksums -------------------------------------------------------------------------------------------
 
 
-def _checksums(name: str, folder: Path) -> dict[Path, str]:
-    """The files of a set that can be downloaded, and their MD5 sums."""
-    sets = torchvision.datasets
+def _files(name: str, folder: Path) -> dict[Path, str]:
+    """The files (of `cifar10-jpeg75` the folders) of a set, and their MD5 sums, empty where there is none."""
+    sets, place, entries = torchvision.datasets, ".", []
     if name == "cifar10":
         meta = (sets.CIFAR10.meta["filename"], sets.CIFAR10.meta["md5"])
-        entries = (*sets.CIFAR10.train_list, *sets.CIFAR10.test_list, meta)
-        return {folder / sets.CIFAR10.base_folder / filename: md5 for filename, md5 in entries}
-    if name == "svhn":
-        return {
-            folder / "svhn" / sets.SVHN.split_list[split][1]: sets.SVHN.split_list[split][2]
-            for split in ("train", "test")
-        }
-    parent = folder / {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}[name] / "raw"
-    return {parent / filename: md5 for filename, md5 in MD5[name].items()}
+        place, entries = sets.CIFAR10.base_folder, [*sets.CIFAR10.train_list, *sets.CIFAR10.test_list, meta]
+    elif name == "svhn":
+        place, entries = name, [sets.SVHN.split_list[split][1:] for split in ("train", "test")]
+    elif name == "cifar10-jpeg75":
+        place, entries = "CIFAR10-jpeg75", [("train", ""), ("test", "")]
+    elif name in MD5:
+        place, entries = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw"}[name], MD5[name].items()
+    return {folder / place / file: md5 for file, md5 in entries}
 
 
 def absent(name: str, folder: Path) -> Path | None:
-    """The first file or folder of the set that is not there, None for a whole set."""
-    if name == "digits":
-        return None
-    if name == "cifar10-jpeg75":
-        parts = [folder / "CIFAR10-jpeg75" / split for split in ("train", "test")]
-        return next((part for part in parts if not part.is_dir()), None)
-    return next((path for path in _checksums(name, folder) if not path.is_file()), None)
+    """The first file or folder of the set that is not there, None where all are."""
+    return next((path for path in _files(name, folder) if not path.exists()), None)
 
 
 def _verify(name: str, folder: Path) -> None:
@@ -135,16 +124,12 @@ def _verify(name: str, folder: Path) -> None:
     lacking = absent(name, folder)
     if lacking:
         where = f"{name} is not there: no {lacking.name} in {lacking.parent}. Another folder is named by COLLAPSE_DATA"
-        if name in DOWNLOADABLE:
-            raise FileNotFoundError(f"{where}; `make data DATA={name}` downloads the set")
-        raise FileNotFoundError(f"{where}; the set has no download, `make data DATA=cifar10` fetches the original")
-    for path, expected in _checksums(name, folder).items() if name in DOWNLOADABLE else ():
-        found = _md5(path)
-        if found != expected:
-            raise ValueError(
-                f"{path} is damaged: its MD5 checksum is {found} and should be {expected}; "
-                f"`make data DATA={name}` replaces it"
-            )
+        remedy = "downloads the set" if name in DOWNLOADABLE else "fetches the original, this set has no download"
+        raise FileNotFoundError(f"{where}; `make data DATA={name.partition('-')[0]}` {remedy}")
+    for path, md5 in _files(name, folder).items():
+        if md5 and (found := _md5(path)) != md5:
+            remedy = f"`make data DATA={name}` replaces it"
+            raise ValueError(f"{path} is damaged: its MD5 checksum is {found} and should be {md5}; {remedy}")
 
 
 def _md5(path: Path) -> str:
@@ -153,32 +138,26 @@ def _md5(path: Path) -> str:
 
 
 def note_files(name: str, source: Path, raw: Raw) -> None:
-    """Tell the build which set is loaded: the number of its files and their checksum, taken once per process."""
+    r"""Tell the build which set is loaded: the number of its files and their checksum, taken once per process.
+
+    The checksum is the SHA-256 of names and contents: in the order of the names, each one, \0, and the SHA-256 of what
+    the file holds.
+    """
     if "COLLAPSE_NOTES" not in os.environ:
         return
     key = (name, source.absolute())
     if key not in _noted:
-        if isinstance(raw.x, list):
-            named = {file[len(str(source)) + 1 :]: file for file in raw.x + raw.x_test}
+        if raw.x.ndim == 1:
+            named = {Path(file).relative_to(source).as_posix(): file for file in (*raw.x, *raw.x_test)}
         elif name == "digits":
-            import sklearn.datasets
-
-            named = {"digits.csv.gz": Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"}
+            named = {"digits.csv.gz": Path(sys.modules["sklearn.datasets"].__file__).parent / "data" / "digits.csv.gz"}
         else:
-            files = _checksums(name, source) if name in DOWNLOADABLE else [source]
-            named = {path.name: path for path in files}
-        _noted[key] = {"files": len(named), "sha256": _sha256(named)}
+            named = {path.name: path for path in (_files(name, source) or [source])}
+        digest = hashlib.sha256()
+        for file, path in sorted(named.items()):
+            digest.update(file.encode() + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
+        _noted[key] = {"files": len(named), "sha256": digest.hexdigest()}
     note("data", name=name, **_noted[key])
-
-
-def _sha256(named: dict[str, str | Path]) -> str:
-    r"""Of names and contents: in the order of the names, each one, \0, and the SHA-256 of what the file holds."""
-    digest = hashlib.sha256()
-    for name, path in sorted(named.items()):
-        with open(path, "rb", buffering=0) as file:
-            content = hashlib.sha256(file.read()).digest()
-        digest.update(name.replace(os.sep, "/").encode() + b"\0" + content)
-    return digest.hexdigest()
 
 
 # Fetching ---------------------------------------------------------------------------------------------------------
@@ -193,12 +172,10 @@ def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
     if known(name) not in DOWNLOADABLE:
         raise ValueError(f"{name} cannot be downloaded; {', '.join(DOWNLOADABLE)} can")
     folder = data_folder(folder)
-    complete = True
-    for path, expected in _checksums(name, folder).items():
-        if path.is_file() and _md5(path) != expected:
+    for path, md5 in _files(name, folder).items():
+        if path.is_file() and _md5(path) != md5:
             path.unlink()
-        complete &= path.is_file()
-    if complete:
+    if not absent(name, folder):
         return False
     sets = torchvision.datasets
     before = socket.getdefaulttimeout()
@@ -217,10 +194,8 @@ def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
         else:
             {"mnist": sets.MNIST, "fashion_mnist": sets.FashionMNIST}[name](folder, download=True)
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConnectionError(
-            f"no network, or a server that does not answer: {name} could not be downloaded into {folder} ({reason})"
-        ) from error
+        reason = f"no network, or a server that does not answer ({' '.join(str(error).split())})"
+        raise ConnectionError(f"{name} could not be downloaded into {folder}: {reason}") from error
     finally:
         socket.setdefaulttimeout(before)
     _verify(name, folder)
@@ -238,7 +213,7 @@ def read(name: str, folder: Path) -> Raw:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        return _split((digits.images[:, None] / 16).astype(np.float32), digits.target, tuple("0123456789"))
+        return _split((digits.images[:, None] / 16).astype(np.float32), digits.target, _TEN)
     if name == "cifar10-jpeg75":
         raw = _read_folder(folder / "CIFAR10-jpeg75")
         sizes = (len(raw.x), len(raw.x_test))
@@ -247,25 +222,24 @@ def read(name: str, folder: Path) -> Raw:
         return raw
     if name == "cifar10":
         train, test = sets.CIFAR10(folder, train=True), sets.CIFAR10(folder, train=False)
-        x, x_test = (part.data.transpose(0, 3, 1, 2) for part in (train, test))
+        x, x_test = (half.data.transpose(0, 3, 1, 2) for half in (train, test))
         return Raw(x, np.array(train.targets), x_test, np.array(test.targets), tuple(train.classes))
     if name == "svhn":
-        train, test = sets.SVHN(folder / "svhn", split="train"), sets.SVHN(folder / "svhn", split="test")
-        return Raw(train.data, train.labels, test.data, test.labels, tuple("0123456789"))
+        train, test = (sets.SVHN(folder / "svhn", split=split) for split in ("train", "test"))
+        return Raw(train.data, train.labels, test.data, test.labels, _TEN)
     # The files are read one by one: the classes prefer a `processed` folder of old, which has no checksums.
-    paths = {path.name.partition("-idx")[0]: path for path in _checksums(name, folder)}
+    paths = {path.name.partition("-idx")[0]: path for path in _files(name, folder)}
     x, x_test = (sets.mnist.read_image_file(paths[f"{half}-images"]).numpy()[:, None] for half in ("train", "t10k"))
     y, y_test = (sets.mnist.read_label_file(paths[f"{half}-labels"]).numpy() for half in ("train", "t10k"))
-    return Raw(x, y, x_test, y_test, tuple("0123456789") if name == "mnist" else tuple(sets.FashionMNIST.classes))
+    return Raw(x, y, x_test, y_test, _TEN if name == "mnist" else tuple(sets.FashionMNIST.classes))
 
 
 def read_own(path: Path) -> Raw:
+    """The reader's own images, in the forms that this module's beginning describes."""
     if path.is_dir():
         return _read_folder(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such folder or file of images")
-    if path.suffix != ".npz":
-        raise ValueError(f"{path} is neither a folder of images nor an .npz file")
     return _read_npz(path)
 
 
@@ -278,12 +252,12 @@ def _read_folder(folder: Path) -> Raw:
         return _split(*_listed(folder))
     (x, y, classes), (x_test, y_test, test_classes) = map(_listed, halves)
     if classes != test_classes:
-        odd = ", ".join(sorted(set(classes) ^ set(test_classes)))
+        odd = ", ".join(sorted({*classes} ^ {*test_classes}))
         raise ValueError(f"{folder}: 'train' and 'test' need the same classes; only one of them has {odd}")
     return Raw(x, y, x_test, y_test, classes)
 
 
-def _listed(folder: Path) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
+def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """The image files below the folders of the classes, which take turns; their labels; the classes."""
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if len(classes) < 2:
@@ -296,10 +270,10 @@ def _listed(folder: Path) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
             raise ValueError(f"class {name!r} is empty: {folder / name} holds no file {', '.join(_SUFFIXES)}")
         files += [(turn, label, os.path.join(folder, name, file)) for turn, file in enumerate(names)]
     _, labels, paths = zip(*sorted(files), strict=True)
-    return list(paths), np.array(labels), tuple(classes)
+    return np.array(paths), np.array(labels), tuple(classes)
 
 
-def decoded(files: list[str]) -> np.ndarray:
+def decoded(files: Sequence[str]) -> np.ndarray:
     """(N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise; all files have to be of one size."""
     from PIL import Image
 
@@ -312,11 +286,9 @@ def decoded(files: list[str]) -> np.ndarray:
                 images.append(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
         except (OSError, SyntaxError, EOFError, ValueError) as error:  # SyntaxError is what PIL raises for a broken PNG
             raise ValueError(f"{file} cannot be read as an image: {error}") from error
-        if images[-1].shape[:2] != images[0].shape[:2]:
-            raise ValueError(
-                f"{file} has {images[-1].shape[:2]} pixels and {files[0]} {images[0].shape[:2]}; "
-                "all images of a set need one size"
-            )
+        size, first = images[-1].shape[:2], images[0].shape[:2]
+        if size != first:
+            raise ValueError(f"{file} has {size} pixels and {files[0]} {first}; all images of a set need one size")
     if all(image.ndim == 2 for image in images):
         return np.stack(images)[:, None]
     return np.stack([image if image.ndim == 3 else np.dstack([image] * 3) for image in images]).transpose(0, 3, 1, 2)
@@ -328,45 +300,41 @@ def _read_npz(path: Path) -> Raw:
             arrays = dict(file)
     except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from error
-    halves = [("x", "y"), ("x_test", "y_test")] if {"x_test", "y_test"} & arrays.keys() else [("x", "y")]
-    if not {name for half in halves for name in half} <= arrays.keys():
+    names = ["x", "y", "x_test", "y_test"] if {"x_test", "y_test"} & arrays.keys() else ["x", "y"]
+    if not {*names} <= arrays.keys():
         raise ValueError(f"{path} has {', '.join(arrays)}; x and y are needed, and x_test with y_test or neither")
-    K = 0
-    for x, y in halves:
-        arrays[x], given = _channels_first(f"{x} of {path}", arrays[x]), torch.from_numpy(arrays[y])
-        try:
-            K = K or int(given.max()) + 1
-            checks.integers(2, K=K)
-            checks.labels(given, len(arrays[x]), K)
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"the labels {y} of {path} are not 0 ... K-1, one for each image: {error}") from error
-        arrays[y] = arrays[y].astype(np.int64)
+    for x, y in (names[:2], names[2:])[: len(names) // 2]:
+        arrays[x], labels = _channels_first(f"{x} of {path}", arrays[x]), arrays[y]
+        if labels.shape != arrays[x].shape[:1] or labels.dtype.kind not in "iu":
+            found = f"shape {labels.shape} and type {labels.dtype}"
+            raise ValueError(f"{y} of {path} has {found}; one integer for each image is needed")
+        arrays[y] = labels.astype(np.int64)
+        K = int(arrays["y"].max()) + 1
+        if K < 2 or not np.array_equal(np.unique(labels), np.arange(K)):
+            raise ValueError(f"{y} of {path} holds {np.unique(labels)}; it has to hold 0 ... K-1, with K at least 2")
     classes = tuple(map(str, range(K)))
-    if len(halves) == 1:
+    if len(names) == 2:
         return _split(arrays["x"], arrays["y"], classes)
-    raw = Raw(*(arrays[name] for half in halves for name in half), classes)
+    raw = Raw(*(arrays[name] for name in names), classes)
     if raw.x.shape[1:] != raw.x_test.shape[1:] or raw.x.dtype != raw.x_test.dtype:
         raise ValueError(f"x and x_test of {path} differ in the shape or the type of their images")
     return raw
 
 
 def _channels_first(what: str, x: np.ndarray) -> np.ndarray:
-    if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise ValueError(f"{what} has type {x.dtype}; it must be uint8 or floating point")
-    if 0 in x.shape or x.ndim not in (3, 4):
-        raise ValueError(f"{what} has shape {x.shape}; it must be (N, H, W), (N, H, W, C) or (N, C, H, W)")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise ValueError(f"{what} has a value that is not finite, in image {int(np.argwhere(~np.isfinite(x))[0][0])}")
+    found = f"shape {x.shape} and type {x.dtype}"
     if x.ndim == 3:
-        return x[:, None]
-    if x.shape[3] in (1, 3):
-        return x.transpose(0, 3, 1, 2)
-    if x.shape[1] not in (1, 3):
-        raise ValueError(f"{what} has shape {x.shape}; neither its second nor its last axis is 1 or 3 channels")
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.ndim != 4 or x.shape[1] not in (1, 3) or x.size == 0:
+        raise ValueError(f"{what} has {found}; (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3 is needed")
+    if (x.dtype != np.uint8 and x.dtype.kind != "f") or not np.isfinite(x).all():
+        raise ValueError(f"{what} has {found}; uint8 or floating point numbers, all of them finite, are needed")
     return x
 
 
-def _split(images: np.ndarray | list[str], y: np.ndarray, classes: tuple[str, ...]) -> Raw:
+def _split(images: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Raw:
     """Every fifth image of each class, beginning with the second, is for the test."""
     test = np.zeros(len(y), dtype=bool)
     for label, name in enumerate(classes):
@@ -374,33 +342,27 @@ def _split(images: np.ndarray | list[str], y: np.ndarray, classes: tuple[str, ..
         if len(rows) < 2:
             raise ValueError(f"class {name!r} has {len(rows)} image; at least 2 are needed to split off a test set")
         test[rows[1::5]] = True
-    train, test = np.flatnonzero(~test), np.flatnonzero(test)
-    if isinstance(images, list):
-        return Raw([images[i] for i in train], y[train], [images[i] for i in test], y[test], classes)
-    return Raw(images[train], y[train], images[test], y[test], classes)
+    return Raw(images[~test], y[~test], images[test], y[test], classes)
 
 
 # The command line ---------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The commands `fetch` and `list`; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m lib.data.image_files", description="Fetch and list the image sets.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    fetching = commands.add_parser("fetch", help="download sets that are not in the data folder yet")
-    fetching.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DOWNLOADABLE)}; all by default")
-    for command in (fetching, commands.add_parser("list", help="say which sets lie in the data folder")):
-        command.add_argument("--folder", help="in place of COLLAPSE_DATA or ~/.cache/collapse-book")
+    """The commands `fetch`, of the sets that are named or all, and `list`; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Fetch the image sets, or list which of them lie in the data folder.")
+    parser.add_argument("command", choices=("fetch", "list"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DOWNLOADABLE)}; all by default")
     options = parser.parse_args(arguments)
-    folder, status = data_folder(options.folder), 0
+    folder, status = data_folder(), 0
     if options.command == "list":
         for name in NAMES:
             lacking = absent(name, folder)
-            print(f"{name:<15} " + (f"absent: no {lacking}" if lacking else f"in {folder}" if name != "digits" else "there"))
+            print(f"{name:<15} {f'absent: no {lacking}' if lacking else f'in {folder}'}")
         return status
     for name in options.names or DOWNLOADABLE:
         try:
-            print(f"{name}: {'downloaded into' if fetch(name, folder) else 'already in'} {folder}", flush=True)
+            print(f"{name}: {'downloaded into' if fetch(name) else 'already in'} {folder}", flush=True)
         except (OSError, ValueError) as error:  # another set may lie there already, or on another server
             print(f"error: {error}", file=sys.stderr)
             status = 1

@@ -95,10 +95,8 @@ class ImageSet:
         class has.
         """
         labels = _labels(classes, self.classes)
-        train, y = _drawn(self.y.cpu().numpy(), labels, self.classes, per_class, "per_class", seed, _TRAIN)
-        test, y_test = _drawn(
-            self.y_test.cpu().numpy(), labels, self.classes, test_per_class, "test_per_class", seed, _TEST
-        )
+        train, y = _drawn(self.y.cpu().numpy(), labels, per_class, seed, _TRAIN)
+        test, y_test = _drawn(self.y_test.cpu().numpy(), labels, test_per_class, seed, _TEST)
         device = self.x.device
         x, x_test = self.x[train.to(device)], self.x_test[test.to(device)]
         x, x_test, mean, std = _normalised(x, x_test)
@@ -172,13 +170,11 @@ def load(
             None if most is None else min(most, int(np.bincount(y)[labels].min()))
             for most, y in zip(at_most, (raw.y, raw.y_test), strict=True)
         )
-    train, y = _drawn(raw.y, labels, raw.classes, per_class, "per_class", seed, _TRAIN)
-    test, y_test = _drawn(raw.y_test, labels, raw.classes, test_per_class, "test_per_class", seed, _TEST)
-    if isinstance(raw.x, list):  # of files, decoded in one go: all have to be of one size
-        images = image_files.decoded([raw.x[i] for i in train.tolist()] + [raw.x_test[i] for i in test.tolist()])
-        x, x_test = images[: len(train)], images[len(train) :]
-    else:
-        x, x_test = raw.x[train.numpy()], raw.x_test[test.numpy()]
+    train, y = _drawn(raw.y, labels, per_class, seed, _TRAIN)
+    test, y_test = _drawn(raw.y_test, labels, test_per_class, seed, _TEST)
+    x, x_test = raw.x[train.numpy()], raw.x_test[test.numpy()]
+    if x.ndim == 1:  # files, decoded in one go: all have to be of one size
+        x, x_test = np.split(image_files.decoded([*x, *x_test]), [len(x)])
     x, x_test, mean, std = _normalised(_unit(x), _unit(x_test))
     found = ImageSet(name, x, y, x_test, y_test, tuple(raw.classes[label] for label in labels), mean, std)
     return found.pooled(pooled)
@@ -199,14 +195,15 @@ def resolve(
     known(wanted)
     if dataset == "auto":
         place = data_folder(folder)
-        if download and wanted in DOWNLOADABLE and (wanted, place) not in _refused and image_files.absent(wanted, place):
+        lacking = wanted in DOWNLOADABLE and image_files.absent(wanted, place)
+        if download and lacking and (wanted, place) not in _refused:
             try:
                 image_files.fetch(wanted, place)
             except (OSError, ValueError) as error:  # a read-only folder, a server that sends other files
                 _refused.add((wanted, place))
                 print(f"the stand-in for {TITLES[wanted]} is used: {error}")
         candidates = (wanted, *STAND_INS.get(wanted, ()), "digits")
-        return next(name for name in candidates if image_files.absent(name, data_folder(folder)) is None)
+        return next(name for name in candidates if image_files.absent(name, place) is None)
     if _is_path(dataset):
         if not Path(dataset).expanduser().exists():
             raise FileNotFoundError(f"dataset = {str(dataset)!r}: there is no such folder or file")
@@ -216,11 +213,9 @@ def resolve(
 
 def _is_path(name: str | os.PathLike) -> bool:
     """A name of the book is never taken for a path; anything that looks like one, or exists, is."""
-    if isinstance(name, os.PathLike):
-        return True
-    if not isinstance(name, str) or name in NAMES or not name:
+    if name in NAMES or not name:
         return False
-    return "/" in name or os.sep in name or name[0] in "~." or name.endswith(".npz") or Path(name).exists()
+    return isinstance(name, os.PathLike) or "/" in name or name[0] in "~." or Path(name).exists() or ".npz" in name
 
 
 def _labels(classes: Sequence[str | int] | None, names: tuple[str, ...]) -> list[int]:
@@ -236,27 +231,24 @@ def _labels(classes: Sequence[str | int] | None, names: tuple[str, ...]) -> list
     return labels
 
 
-def _drawn(
-    y: np.ndarray, labels: list[int], names: tuple[str, ...], count: int | None, what: str, seed: int, half: int
-) -> tuple[Tensor, Tensor]:
+def _drawn(y: np.ndarray, labels: list[int], count: int | None, seed: int, half: int) -> tuple[Tensor, Tensor]:
     """Indices of the drawn images, ascending, and their new labels."""
     checks.integers(0, seed=seed)
-    rows, renumbered = [], []
-    for new, label in enumerate(labels):
+    what = ("per_class", "test_per_class")[half]
+    rows = []
+    for label in labels:
         of_class = np.flatnonzero(y == label)
-        if len(of_class) == 0:
-            raise ValueError(f"class {names[label]!r} is empty: it has no {('training', 'test')[half]} image")
         if count is not None:
             checks.positive_integers(**{what: count})
-            if len(of_class) < count:
-                raise ValueError(f"{what} = {count}; class {names[label]!r} has {len(of_class)} images")
             stream = np.random.SeedSequence(int(seed), spawn_key=(half, label))
             of_class = of_class[np.random.Generator(np.random.PCG64(stream)).permutation(len(of_class))[:count]]
+        if len(of_class) < (count or 1):
+            raise ValueError(f"{what} = {count}: the class of label {label} has {len(of_class)} images")
         rows.append(of_class)
-        renumbered.append(np.full(len(of_class), new))
-    rows, renumbered = np.concatenate(rows), np.concatenate(renumbered)
+    renumbered = np.repeat(np.arange(len(labels)), [len(of_class) for of_class in rows])
+    rows = np.concatenate(rows)
     order = np.argsort(rows)
-    return torch.from_numpy(rows[order]), torch.from_numpy(renumbered[order].astype(np.int64))
+    return torch.from_numpy(rows[order]), torch.from_numpy(renumbered[order])
 
 
 def _unit(x: np.ndarray) -> Tensor:

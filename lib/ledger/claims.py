@@ -9,7 +9,6 @@ from the executed notebooks and judged anew, so that an edit of a declaration ne
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -62,7 +61,7 @@ class Ledger:
         if (paper := self.declared[name]["paper"]) != self.paper:
             raise ValueError(f"claim {name!r} is one of {paper}, this ledger is that of {self.paper}")
         if name in self.checked:
-            raise ValueError(f"claim {name!r} is checked twice in one ledger (to measure it anew, open the ledger anew)")
+            raise ValueError(f"claim {name!r} is checked twice in one ledger (open it anew to measure anew)")
 
     def _show(self, name, found):
         from IPython.display import display  # which the command line, that reads records, has no use for

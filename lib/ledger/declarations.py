@@ -85,9 +85,10 @@ def _entries(path: Path, key: str) -> dict[str, dict]:
         raise ValueError("\n".join(problems))
     entries = {}
     for entry in document[key]:
-        first = entries.setdefault(entry["id"], entry)
-        if first is not entry:
-            raise ValueError(f"{path}, line {entry.line}: {entry['id']!r} stands there twice, first in line {first.line}")
+        name = entry["id"]
+        if name in entries:
+            raise ValueError(f"{path}, line {entry.line}: {name!r} is there twice, first in line {entries[name].line}")
+        entries[name] = entry
     return entries
 
 

@@ -120,4 +120,5 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met)
-_TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, words=_words, difference=_difference, zip=zip)
+_TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
+_TEMPLATES.filters.update(words=_words, difference=_difference)

@@ -7,6 +7,8 @@ from math import nan, sqrt
 import torch
 from torch import Tensor, nn
 
+from lib import checks
+
 
 def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     r"""Class means :math:`\mu_k = \frac1{n_k}\sum_{y_i = k} h_i` and the global mean :math:`\frac1n\sum_i h_i`.
@@ -96,8 +98,7 @@ def equiangularity(means: Tensor) -> float:
     0.5
     """
     K = len(means)
-    if K < 2:
-        raise ValueError(f"means has {K} rows: an angle needs two")
+    checks.integers(2, K=K)
     directions = nn.functional.normalize(means, dim=1)
     cosines = directions @ directions.T
     off_diagonal = ~torch.eye(K, dtype=torch.bool, device=means.device)
@@ -173,7 +174,7 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     nan
     """
     H, y, counts = _checked(H, y)
-    _at_least_two(len(counts), "y", "NC1 compares")
+    checks.integers(2, K=len(counts))
     means, deviations = _deviations(H, y, counts)
     inverse, directions = _between(means, counts, torch.finfo(H.dtype).eps)
     seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
@@ -193,9 +194,10 @@ def nc2_etf(means: Tensor) -> Tensor:
     >>> round(nc2_etf(simplex).item(), 6), round(nc2_etf(torch.eye(4)).item(), 4)
     (0.0, 0.5176)
     """
-    K = _checked_rows("means", means).shape[-2]
-    _at_least_two(K, "means", "a simplex needs")
-    frame = torch.eye(K, device=means.device, dtype=_computed(means).dtype) - 1 / K
+    means = _checked_rows("means", means)
+    K = means.shape[-2]
+    checks.integers(2, K=K)
+    frame = torch.eye(K, device=means.device, dtype=means.dtype) - 1 / K
     return (_gram(means) - frame / sqrt(K - 1)).norm(dim=(-2, -1))
 
 
@@ -210,8 +212,9 @@ def nc2_of(means: Tensor) -> Tensor:
     >>> nc2_of(5 * torch.eye(4)).item(), round(nc2_of(torch.eye(4) - 1 / 4).item(), 4)
     (0.0, 0.5176)
     """
-    K = _checked_rows("means", means).shape[-2]
-    frame = torch.eye(K, device=means.device, dtype=_computed(means).dtype)
+    means = _checked_rows("means", means)
+    K = means.shape[-2]
+    frame = torch.eye(K, device=means.device, dtype=means.dtype)
     return (_gram(means) - frame / sqrt(K)).norm(dim=(-2, -1))
 
 
@@ -227,7 +230,7 @@ def nc3(W: Tensor, means: Tensor) -> Tensor:
     >>> nc3(2 * means, means).item(), round(nc3(-means, means).item(), 4)
     (0.0, 2.0)
     """
-    _checked_rows("W", W), _checked_rows("means", means)
+    W, means = _checked_rows("W", W), _checked_rows("means", means)
     if W.shape[-2:] != means.shape[-2:]:
         raise ValueError(f"W has shape {tuple(W.shape)}, means {tuple(means.shape)}; both must be (..., K, d)")
     return (_normalized(W) - _normalized(means)).norm(dim=(-2, -1))
@@ -264,14 +267,12 @@ def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
     >>> nc4(H, torch.eye(2), torch.tensor([1.0, 0.0]), means).item()  # the bias takes one
     0.5
     """
-    for name, value in {"H": H, "W": W, "means": means}.items():
-        _checked_rows(name, value)
-    if not H.shape[-1] == W.shape[-1] == means.shape[-1] or W.shape[-2] != means.shape[-2]:
-        shapes = ", ".join(f"{n} {tuple(v.shape)}" for n, v in {"H": H, "W": W, "means": means}.items())
-        raise ValueError(f"shapes do not fit: {shapes}; (..., n_samples, d) and twice (..., K, d) needed")
+    H, W, means = _checked_rows("H", H), _checked_rows("W", W), _checked_rows("means", means)
+    if W.shape[-2:] != means.shape[-2:] or H.shape[-1] != W.shape[-1]:
+        shapes = f"H has shape {tuple(H.shape)}, W {tuple(W.shape)}, means {tuple(means.shape)}"
+        raise ValueError(f"{shapes}; (..., n_samples, d) and twice (..., K, d) needed")
     if b is not None and (b.ndim == 0 or b.shape[-1] != W.shape[-2]):
         raise ValueError(f"b has shape {tuple(b.shape)}; (..., {W.shape[-2]}) needed, one entry for each class")
-    H, W, means = _computed(H), _computed(W), _computed(means)
     scores = H @ W.mT if b is None else H @ W.mT + _finite("b", b)[..., None, :].to(H)
     # the other modes subtract squared norms, and lose the distances of features that are far from the origin
     distances = torch.cdist(H, means, compute_mode="donot_use_mm_for_euclid_dist")
@@ -325,13 +326,13 @@ def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Ten
     >>> memorization(H, y_true, test_means).item()  # the second is where its like are
     2.0
     """
-    _checked_rows("test_means", test_means)
+    test_means = _checked_rows("test_means", test_means)
     if H_corrupted.ndim < 2 or H_corrupted.shape[-1] != test_means.shape[-1]:
         shapes = f"H_corrupted has shape {tuple(H_corrupted.shape)}, test_means {tuple(test_means.shape)}"
         raise ValueError(f"{shapes}; (..., n_corrupted, d) and (..., K, d) needed")
-    y_true = _checked_labels("y_true", y_true, H_corrupted.shape[-2], test_means.shape[-2])
+    checks.labels(y_true, H_corrupted.shape[-2], test_means.shape[-2], every=False)
     H_corrupted = _finite("H_corrupted", _computed(H_corrupted))
-    return (H_corrupted - _computed(test_means)[..., y_true, :]).norm(dim=-1).sum(-1)
+    return (H_corrupted - test_means[..., y_true.long(), :]).norm(dim=-1).sum(-1)
 
 
 def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
@@ -342,9 +343,8 @@ def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
     >>> numerical_rank(torch.diag(torch.tensor([1.0, 0.1, 1e-5]))).item()
     2
     """
-    if not 0 <= rtol < 1:
-        raise ValueError(f"rtol is {rtol}; it must lie in [0, 1)")
-    values = torch.linalg.svdvals(_computed(_checked_rows("M", M)))
+    checks.shares(rtol=rtol)
+    values = torch.linalg.svdvals(_checked_rows("M", M))
     return (values > rtol * values[..., :1]).sum(-1)
 
 
@@ -362,7 +362,7 @@ def condition_number(M: Tensor, rank: int | None = None) -> Tensor:
     Traceback (most recent call last):
     ValueError: rank is 3; it must lie in 1..2 for M of shape (2, 2)
     """
-    values = torch.linalg.svdvals(_computed(_checked_rows("M", M)))
+    values = torch.linalg.svdvals(_checked_rows("M", M))
     rank = values.shape[-1] if rank is None else rank
     if not 1 <= rank <= values.shape[-1]:
         raise ValueError(f"rank is {rank}; it must lie in 1..{values.shape[-1]} for M of shape {tuple(M.shape)}")
@@ -404,7 +404,6 @@ def _between(means: Tensor, counts: Tensor, eps: float) -> tuple[Tensor, Tensor]
 
 
 def _normalized(M: Tensor) -> Tensor:
-    M = _computed(M)
     return M / M.norm(dim=(-2, -1), keepdim=True)
 
 
@@ -427,49 +426,21 @@ def _result(value: Tensor) -> float | Tensor:
 
 def _checked(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Features, labels and the samples of each class, once they are found to be what :func:`class_means` asks for."""
-    if H.ndim < 2 or y.shape != H.shape[-2:-1] or len(y) == 0:
-        raise ValueError(
-            f"H has shape {tuple(H.shape)}, y {tuple(y.shape)}; (..., n_samples, d) and (n_samples,) needed"
-        )
-    H, y = _finite("H", _computed(H)), _checked_labels("y", y, len(y))
-    if y.max() >= len(y):  # before a count for each of so many classes is made
-        raise ValueError(f"y has the label {int(y.max())}, and {len(y)} samples: a class has no sample")
-    counts = torch.bincount(y)
-    _no_class_empty(counts)
-    return H, y, counts
-
-
-def _checked_labels(name: str, y: Tensor, n: int, K: int | None = None) -> Tensor:
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"{name} is {y.dtype}; labels are integers")
-    if y.shape != (n,):
-        raise ValueError(f"{name} has shape {tuple(y.shape)}; ({n},) needed, one label for each feature")
-    if n and y.min() < 0:
-        raise ValueError(f"{name} has the label {int(y.min())}: labels are 0..K-1")
-    if n and K is not None and y.max() >= K:
-        raise ValueError(f"{name} has the label {int(y.max())}: with {K} classes labels are 0..{K - 1}")
-    return y.long()
+    if H.ndim < 2:
+        raise ValueError(f"H has shape {tuple(H.shape)}; (..., n_samples, d) needed")
+    checks.labels(y, H.shape[-2])
+    y = y.long()
+    return _finite("H", _computed(H)), y, torch.bincount(y)
 
 
 def _checked_rows(name: str, M: Tensor) -> Tensor:
     if M.ndim < 2 or M.numel() == 0:
         raise ValueError(f"{name} has shape {tuple(M.shape)}; at least two dimensions, none of them empty, needed")
-    return _finite(name, M)
+    return _finite(name, _computed(M))
 
 
 def _finite(name: str, value: Tensor) -> Tensor:
     if not value.is_floating_point():
         raise ValueError(f"{name} is {value.dtype}; floating point needed")
-    if not torch.isfinite(value).all():
-        raise ValueError(f"{name} has {int((~torch.isfinite(value)).sum())} entries that are not finite")
+    checks.finite(**{name: value})
     return value
-
-
-def _at_least_two(K: int, name: str, why: str) -> None:
-    if K < 2:
-        raise ValueError(f"{name} has {K} class: {why} two")
-
-
-def _no_class_empty(counts: Tensor) -> None:
-    if (counts == 0).any():
-        raise ValueError(f"class {int((counts == 0).nonzero()[0])} has no sample")

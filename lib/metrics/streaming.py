@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from difflib import get_close_matches
 from html import escape
 from math import inf, nan
 
@@ -13,15 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lib import checks
 from lib.metrics.formulas import (
-    _at_least_two,
     _between,
-    _checked_labels,
     _class_sums,
     _computed,
     _finite,
     _global_mean,
-    _no_class_empty,
     condition_number,
     nc2_etf,
     nc2_of,
@@ -75,8 +72,7 @@ class ClassStatistics:
     """
 
     def __init__(self, K: int, d: int, device: torch.device | str | None = None):
-        if K < 1 or d < 1:
-            raise ValueError(f"K is {K} and d is {d}; both must be positive")
+        checks.positive_integers(K=K, d=d)
         self.K, self.d = K, d
         self.counts = torch.zeros(K, dtype=torch.int64, device=device)  #: samples of each class so far
         self._means = torch.zeros(K, d, dtype=torch.float64, device=device)
@@ -90,7 +86,8 @@ class ClassStatistics:
         """
         if H.ndim != 2 or H.shape[1] != self.d or not H.is_floating_point():
             raise ValueError(f"H has shape {tuple(H.shape)} and {H.dtype}; floating point (n_samples, {self.d}) needed")
-        y = _checked_labels("y", y, len(H), self.K).to(self.counts.device)
+        checks.labels(y, len(H), self.K, every=False)
+        y = y.to(self.counts.device, torch.int64)
         H = _computed(H.detach().to(self.counts.device))
         self._eps = max(self._eps, torch.finfo(H.dtype).eps)
         with torch.autocast(H.device.type, enabled=False):
@@ -128,7 +125,7 @@ class ClassStatistics:
     @property
     def means(self) -> Tensor:
         """Class means `(K, d)`, float64; ValueError if a class has no sample."""
-        _no_class_empty(self.counts)
+        self._check_classes()
         return self._means.clone()  # later batches change it in place
 
     @property
@@ -139,12 +136,16 @@ class ClassStatistics:
     @property
     def within_class_covariance(self) -> Tensor:
         r""":math:`\Sigma_W` of :func:`nc1`, `(d, d)`, float64; ValueError if a class has no sample."""
-        _no_class_empty(self.counts)
+        self._check_classes()
         return self._scatter / self.samples
+
+    def _check_classes(self) -> None:
+        if not self.counts.all():
+            raise ValueError(f"class {int((self.counts == 0).nonzero()[0])} has no sample")
 
     def nc1(self) -> float:
         """As :func:`nc1` of all features at once."""
-        _at_least_two(self.K, "K", "NC1 compares")
+        checks.integers(2, K=self.K)
         inverse, directions = _between(self.means, self.counts, self._eps)
         scaled = directions * inverse[:, None]
         seen = ((scaled @ self._scatter) * scaled).sum() / self.samples
@@ -272,8 +273,8 @@ def measure(
     >>> row["numerical_rank"], round(row["nc2_etf"], 4)
     (2, 0.0)
     """
-    if not callable(reduce) and reduce not in ("mean", "flatten"):
-        raise ValueError(f"reduce is {reduce!r}; it must be 'mean' or 'flatten', or a function")
+    if not callable(reduce):
+        checks.one_of(("mean", "flatten"), reduce=reduce)
     modules = dict(model.named_modules())
     if head is None:
         head = next((name for name, module in reversed(modules.items()) if isinstance(module, nn.Linear)), None)
@@ -284,7 +285,7 @@ def measure(
         raise ValueError("the model has no torch.nn.Linear: give layers and K, or name the head")
     classifier = modules[head] if head is not None else None
     K = len(classifier.weight) if K is None else K
-    _at_least_two(K, "K", "collapse compares")
+    checks.integers(2, K=K)
     fits = classifier is not None and len(classifier.weight) == K
     if nc4 and not fits:
         raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
@@ -339,7 +340,8 @@ def _randomness_kept(device: torch.device, *loaders):
     A DataLoader draws from PyTorch's global generator whenever it is iterated over, even in fixed order.
     """
     places = [place for loader in loaders for place in (loader, getattr(loader, "sampler", None))]
-    generators = [generator for place in places if isinstance(generator := _generator(place), torch.Generator)]
+    found = (getattr(place, "generator", None) for place in places)
+    generators = [generator for generator in found if isinstance(generator, torch.Generator)]
     states = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -350,10 +352,6 @@ def _randomness_kept(device: torch.device, *loaders):
         np.random.set_state(numpy)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-def _generator(place):
-    return getattr(place, "generator", None)
 
 
 def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -420,19 +418,20 @@ def _as_rows(name: str, output, reduce: str | Callable, copy: bool = False) -> T
     if isinstance(output, tuple | list) and output:
         output = output[0]
     if not isinstance(output, Tensor) or output.ndim < 2:
-        what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
-        raise ValueError(f"the layer {name!r} gives {what}; a tensor (n_samples, ...) needed")
+        raise ValueError(f"the layer {name!r} gives {_kind(output)}; a tensor (n_samples, ...) needed")
     if callable(reduce):
         output = reduce(output)
         if not isinstance(output, Tensor) or output.ndim != 2:
-            what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
-            raise ValueError(f"reduce makes {what} of the layer {name!r}; a tensor (n_samples, d) needed")
-    if output.ndim == 2:
-        return output.clone() if copy else output
-    if reduce == "flatten":
-        return output.flatten(1).clone() if copy else output.flatten(1)
+            raise ValueError(f"reduce makes {_kind(output)} of the layer {name!r}; a tensor (n_samples, d) needed")
+    if output.ndim == 2 or reduce == "flatten":
+        rows = output.flatten(1)
+        return rows.clone() if copy else rows
     positions = (1,) if output.ndim == 3 else tuple(range(2, output.ndim))
     return output.mean(positions, dtype=torch.promote_types(output.dtype, torch.float32))
+
+
+def _kind(output) -> str:
+    return f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
 
 
 def _statistics(name: str, K: int, d: int, device: torch.device) -> ClassStatistics:
@@ -473,12 +472,11 @@ def _disagreement(passes, W: Tensor, b: Tensor | None, means: Tensor) -> float:
 
 
 def _module(modules: dict[str, nn.Module], name: str) -> nn.Module:
-    if name in modules:
-        return modules[name]
-    names = [known for known in modules if known]
-    near = get_close_matches(name, names)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(f"the model has no layer {name!r}; {hint}it has {', '.join(names)}, and {PENULTIMATE}")
+    if name not in modules:
+        names = [known for known in modules if known]
+        near = checks.nearest(name, names)
+        raise ValueError(f"the model has no layer {name!r}{near}; it has {', '.join(names)}, and {PENULTIMATE}")
+    return modules[name]
 
 
 def _aligned(cells: Iterable[str], left: bool) -> list[str]:

@@ -12,13 +12,12 @@ paper's strongly regular (SRG) solution, the cycle of length four its square gra
 from __future__ import annotations
 
 from math import comb
-from typing import TYPE_CHECKING
 
+import networkx as nx
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # networkx is imported where a graph is made: the measures of a network need none
-    import networkx as nx
+from lib import checks
 
 DNC, SRG, SQUARE, OTHER = "DNC", "SRG", "square graph", "other"
 
@@ -34,11 +33,9 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
     - `"square graph"`: the same with a cycle of four classes;
     - `"line graph of ..."`: the same with the line graph of another graph, which is described. Its vertices need not be
       alike, and so cosines between edges that share one are only asked to be within 2 `tol` of 1/2;
-    - `"sets: 5 of 1, 10 of 3, over 5"`, for example: a unit stands for the set of classes at which it is above 1/5 of
-      its largest entry, units with one set are one vertex (with their squares added; vertices below 1/10 of the largest
-      are left out), every class is the set of its vertices, and cosines are within 2 `tol` of
-      :math:`|A \cap B| / \sqrt{|A| |B|}`; norms need not be equal, and there are at most K vertices. A graph is the
-      case of sets of two;
+    - `"sets: 5 of 1, 10 of 3, over 5"`, for example: classes are the sets of vertices that :func:`sets` finds, and
+      cosines are within 2 `tol` of :math:`|A \cap B| / \sqrt{|A| |B|}`; norms need not be equal, and there are at most
+      K vertices. A graph is the case of sets of two;
     - `"other"` otherwise, also for means that vanish.
 
     All but the sets do not depend on the basis, nor on the order of classes.
@@ -74,13 +71,12 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
         raise ValueError(f"tol={tol!r}: a number between 0 and 1/4 is needed")
     if means.ndim < 2 or means.shape[-2] < 2 or means.shape[-1] < 1:
         raise ValueError(f"means has shape {tuple(means.shape)}; (..., K, d) with K of at least 2 is needed")
-    if not torch.isfinite(means).all():
-        raise ValueError(f"means has {int((~torch.isfinite(means)).sum())} entries that are not finite")
+    checks.finite(means=means)
     if means.ndim > 2:
         return [structure(part, tol) for part in means]
     means = means.detach().double().cpu()
     found = _of_gram(means @ means.mT, tol)
-    return _sets(means, tol) if found == OTHER else found
+    return _of_sets(means, tol) if found == OTHER else found
 
 
 def cosines(means: Tensor) -> Tensor:
@@ -89,9 +85,35 @@ def cosines(means: Tensor) -> Tensor:
     return unit @ unit.mT
 
 
-def _of_gram(gram: Tensor, tol: float) -> str:
-    import networkx as nx
+def sets(means: Tensor, least: float = 0.2, lightest: float = 0.1) -> Tensor:
+    """The classes as sets of vertices, `(K, vertices)`, True where a vertex belongs to a class; means are `(K, d)`.
 
+    A unit stands for the set of classes at which it is above `least` of its largest entry. Units with one set are one
+    vertex, with their squares added; vertices below `lightest` of the largest are left out.
+
+    >>> sets(torch.tensor([[1.0, 0.0, 0.9], [0.5, 2.0, 0.4], [0.0, 3.0, 0.0]])).int().tolist()  # two units are alike
+    [[0, 1], [1, 1], [1, 0]]
+    """
+    units = means[:, means.norm(dim=0) > 0]
+    if not units.numel():
+        return units > 0
+    member, which = torch.unique(units > units.amax(0).clamp(min=0) * least, dim=1, return_inverse=True)
+    weight = means.new_zeros(member.shape[1]).index_add_(0, which, units.square().sum(0))
+    return member[:, weight > weight.max() * lightest]
+
+
+def counted(member: Tensor) -> str:
+    """How many :func:`sets` there are of each size, and over how many vertices.
+
+    >>> counted(torch.tensor([[True, False], [True, True], [False, True]]))
+    '2 of 1, 1 of 2, over 2'
+    """
+    sizes = member.sum(1)
+    found = ", ".join(f"{int((sizes == size).sum())} of {int(size)}" for size in sizes.unique())
+    return f"{found}, over {member.shape[1]}"
+
+
+def _of_gram(gram: Tensor, tol: float) -> str:
     norms = gram.diagonal().clamp(min=0).sqrt()
     if norms.mean() == 0 or ((norms - norms.mean()).abs() > tol * norms.mean()).any():
         return OTHER
@@ -119,32 +141,24 @@ def _of_gram(gram: Tensor, tol: float) -> str:
 
 def _root(component: nx.Graph) -> nx.Graph:
     """The graph whose line graph a connected graph is; networkx takes no single vertex, which is that of an edge."""
-    import networkx as nx
-
     return nx.path_graph(2) if len(component) == 1 else nx.inverse_line_graph(component)
 
 
-def _sets(means: Tensor, tol: float) -> str:
-    sizes = means.norm(dim=0)
-    if (means.norm(dim=1) <= tol * sizes.max()).any():
+def _of_sets(means: Tensor, tol: float) -> str:
+    if (means.norm(dim=1) <= tol * means.norm(dim=0).max()).any():
         return OTHER
-    units = means[:, sizes > 0]
-    member, which = torch.unique(units > units.amax(0).clamp(min=0) / 5, dim=1, return_inverse=True)
-    weight = means.new_zeros(member.shape[1]).index_add_(0, which, units.square().sum(0))
-    member = member[:, weight > weight.max() / 10].double()  # classes x vertices
-    counts = member.sum(1)
-    if (counts == 0).any() or (units < -tol * units.abs().max()).any() or member.shape[1] > len(means):
+    member = sets(means)
+    counts = member.double().sum(1)
+    if (counts == 0).any() or (means < -tol * means.abs().max()).any() or member.shape[1] > len(means):
         return OTHER
-    if (cosines(means) - member @ member.T / (counts[:, None] * counts).sqrt()).abs().max() > 2 * tol:
+    shared = member.double() @ member.double().T
+    if (cosines(means) - shared / (counts[:, None] * counts).sqrt()).abs().max() > 2 * tol:
         return OTHER
-    found = ", ".join(f"{int((counts == size).sum())} of {int(size)}" for size in counts.unique())
-    return f"sets: {found}, over {member.shape[1]}"
+    return f"sets: {counted(member)}"
 
 
 def _described(graph: nx.Graph) -> str:
     """Its usual name, or its degrees."""
-    import networkx as nx
-
     size, edges = len(graph), graph.number_of_edges()
     if edges == comb(size, 2):
         return f"the complete graph on {size}"

@@ -8,7 +8,7 @@ import threading
 import torch
 from torch import Tensor, nn
 
-from lib.checks import positive_integers
+from lib import checks
 from lib.data.vision import torchvision
 
 
@@ -67,9 +67,9 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
     >>> model.fc
     Linear(in_features=64, out_features=10, bias=True)
     """
-    _check_classes(K)
-    positive_integers(channels=channels)
-    _check_width(width)
+    checks.integers(2, K=K)
+    checks.positive_integers(channels=channels)
+    _check_width(width, 64)
     with _seeded(seed):
         return _ResNet(K, channels, width, bias)
 
@@ -145,10 +145,9 @@ def mlp(
     >>> tuple(model.features(x).shape), tuple(model(x).shape)
     ((5, 3), (5, 2))
     """
-    positive_integers(inputs=inputs, M=M, width=width, depth=depth)
-    _check_classes(K)
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"activation = {activation!r}: one of {', '.join(map(repr, _ACTIVATIONS))} is needed")
+    checks.positive_integers(inputs=inputs, M=M, width=width, depth=depth)
+    checks.integers(2, K=K)
+    checks.one_of(_ACTIVATIONS, activation=activation)
     with _seeded(seed):
         return _MLP([inputs, *[width] * (depth - 1), M], K, _ACTIVATIONS[activation], bias)
 
@@ -156,7 +155,7 @@ def mlp(
 class _VGG(nn.Module):
     """Blocks of two convolutions and a max-pooling, the mean over positions, and one linear layer."""
 
-    def __init__(self, widths: list[int], K: int, channels: int, bias: bool, batch_norm: bool):
+    def __init__(self, widths: list[int], K: int, channels: int, bias: bool):
         super().__init__()
         layers, incoming = [], channels
         for outgoing in widths:
@@ -164,8 +163,7 @@ class _VGG(nn.Module):
                 layers.append(nn.Conv2d(incoming, outgoing, kernel_size=3, padding=1))
                 nn.init.kaiming_normal_(layers[-1].weight, mode="fan_out", nonlinearity="relu")
                 nn.init.zeros_(layers[-1].bias)
-                layers += [nn.BatchNorm2d(outgoing)] if batch_norm else []
-                layers.append(nn.ReLU(inplace=True))
+                layers += [nn.BatchNorm2d(outgoing), nn.ReLU(inplace=True)]
                 incoming = outgoing
             layers.append(nn.MaxPool2d(kernel_size=2, stride=2, ceil_mode=True))
         self.convolutions = nn.Sequential(*layers)
@@ -182,10 +180,8 @@ class _VGG(nn.Module):
         return self.fc(self.features(x))
 
 
-def vgg13(
-    K: int, channels: int = 3, width: float = 1.0, bias: bool = True, batch_norm: bool = True, seed: int = 0
-) -> nn.Module:
-    r"""The ten convolutional layers of VGG13, the mean over positions, and one linear layer.
+def vgg13(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, seed: int = 0) -> nn.Module:
+    r"""The ten convolutional layers of VGG13 with batch normalisation, the mean over positions, and one linear layer.
 
     Five blocks of two 3x3 convolutions have :math:`64w, 128w, 256w, 512w` and :math:`512w` feature maps and end in a
     max-pooling that halves the resolution. Where it is odd the pooling rounds up, so that an image of any size leaves a
@@ -204,8 +200,6 @@ def vgg13(
         Multiplier :math:`w` of all widths, which are rounded to whole numbers.
     bias
         Whether the last layer has one.
-    batch_norm
-        Whether a convolution is followed by batch normalisation.
     seed
         Of the initial weights, which are torchvision's and drawn on the CPU: normal with variance 2 over the fan-out in
         the convolutions, N(0, 0.01²) in `fc`, biases 0.
@@ -221,12 +215,12 @@ def vgg13(
     >>> model.fc
     Linear(in_features=32, out_features=10, bias=True)
     """
-    _check_classes(K)
-    positive_integers(channels=channels)
-    _check_width(width)
+    checks.integers(2, K=K)
+    checks.positive_integers(channels=channels)
+    _check_width(width, 64)
     widths = [round(planes * width) for planes in (64, 128, 256, 512, 512)]
     with _seeded(seed):
-        return _VGG(widths, K, channels, bias, batch_norm)
+        return _VGG(widths, K, channels, bias)
 
 
 _DRAWING = threading.RLock()  # that generator is the whole process's: one thread at a time
@@ -240,14 +234,9 @@ def _seeded(seed: int):
         yield
 
 
-def _check_classes(K) -> None:
-    if not isinstance(K, int) or K < 2:
-        raise ValueError(f"K = {K!r}: at least 2 classes are needed")
-
-
-def _check_width(width) -> None:
-    if not 1 / 64 <= width < float("inf"):
-        raise ValueError(f"width = {width!r}: at least 1/64 is needed, which is one feature map in the first block")
+def _check_width(width: float, maps: int) -> None:
+    if not 1 / maps <= width < float("inf"):
+        raise ValueError(f"width = {width!r}: at least 1/{maps} is needed, which is one feature map in the first block")
 
 
 class _Block(nn.Module):
@@ -267,7 +256,7 @@ class _Block(nn.Module):
         return torch.relu(out + nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_maps)))
 
 
-class _ResNet20(nn.Module):
+class ResNet20(nn.Module):
     """Stem, three stages of three blocks, the mean over positions, and a head of linear maps with ReLUs between."""
 
     def __init__(self, K: int, channels: int, widths: list[int], head_layers: int, head_width: int):
@@ -345,9 +334,8 @@ def resnet20(
     >>> [tuple(W.weight.shape) for W in model.head]
     [(32, 64), (32, 32), (10, 32)]
     """
-    _check_classes(K)
-    positive_integers(channels=channels, head_layers=head_layers, head_width=head_width)
-    if not 1 / 16 <= width < float("inf"):
-        raise ValueError(f"width = {width!r}: at least 1/16 is needed, which is one feature map in the first stage")
+    checks.integers(2, K=K)
+    checks.positive_integers(channels=channels, head_layers=head_layers, head_width=head_width)
+    _check_width(width, 16)
     with _seeded(seed):
-        return _ResNet20(K, channels, [round(maps * width) for maps in (16, 32, 64)], head_layers, head_width)
+        return ResNet20(K, channels, [round(maps * width) for maps in (16, 32, 64)], head_layers, head_width)

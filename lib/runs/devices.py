@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import sys
 from pathlib import Path
 
 from lib.checks import one_of
@@ -39,14 +40,14 @@ def choose(device: str = "auto") -> str:
             raise ValueError(f"device = 'cuda': {missing()}")
         if share := os.environ.get("COLLAPSE_GPU_SHARE"):
             torch.cuda.set_per_process_memory_fraction(float(share))
-    facts = {"device": device, "name": name(device), "memory": memory(device)[1]}
+    facts = {"device": device, "name": name(device), "memory": memory(device)}
     cuda = torch.version.cuda if device == "cuda" else None
     note("device", **facts, torch=torch.__version__, cuda=cuda, python=platform.python_version())
     return device
 
 
 def missing() -> str:
-    """What keeps torch from finding a GPU, in words; empty where it finds one. Without a driver torch is not imported."""
+    """What keeps torch from finding a GPU, in words; empty where it finds one. torch is asked if there is a driver."""
     if not any(Path(path).exists() for path in DRIVERS):
         return f"there is no driver of a GPU (none of {', '.join(DRIVERS)})"
     import torch
@@ -55,10 +56,8 @@ def missing() -> str:
         return ""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built without CUDA"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
-    if hidden in ("", "-1"):
-        return f"CUDA_VISIBLE_DEVICES = {hidden!r} hides every device"
-    return f"torch {torch.__version__} finds no device; the driver may be too old for CUDA {torch.version.cuda}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    return f"torch {torch.__version__} finds no device; CUDA_VISIBLE_DEVICES is {visible!r}, the driver may be too old"
 
 
 def name(device: str) -> str:
@@ -74,33 +73,33 @@ def name(device: str) -> str:
     return platform.processor() or platform.machine() or "unknown processor"
 
 
-def memory(device: str) -> tuple[int, int]:
-    """Free and total memory of the device in bytes; for `"cpu"` that of the machine, (0, 0) where it does not say."""
+def memory(device: str) -> int:
+    """Memory of the device in bytes; for `"cpu"` that of the machine, 0 where it does not say."""
     if device != "cpu":
         import torch
 
-        return torch.cuda.mem_get_info(device)
+        return torch.cuda.mem_get_info(device)[1]
     try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not POSIX, or not Linux
-        return 0, 0
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not POSIX
+        return 0
 
 
 @contextlib.contextmanager
 def one_thread():
-    """Within it torch computes with one thread, so that a result does not depend on what runs beside it.
+    """Within it torch, if it is imported, has one thread, so that a result does not depend on what runs beside it.
 
     >>> import torch
     >>> with one_thread():
     ...     torch.get_num_threads()
     1
     """
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch = sys.modules.get("torch")
+    before = torch and torch.get_num_threads()
+    if torch:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if torch:
+            torch.set_num_threads(before)

@@ -6,27 +6,18 @@ import contextlib
 import hashlib
 import os
 import socket
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from lib.checks import one_of, positive_integers
+from lib.checks import positive_integers
 from lib.runs import store
 
 _GRACE = 10  # seconds until the lock of a journal counts as that of a dead worker; a write takes milliseconds
 
 
-def search(
-    objective: Callable,
-    journal: str | Path,
-    trials: int,
-    resource: int,
-    seed: int = 0,
-    direction: str = "maximize",
-    stale_after: float | None = None,
-):
-    """Optuna's TPE sampler under its Hyperband pruner, on a journal that any number of workers may share.
+def search(objective: Callable, journal: str | Path, trials: int, resource: int, seed: int = 0):
+    """The maximum of an objective: Optuna's TPE sampler under its Hyperband pruner, on a journal that workers share.
 
     Every process that makes the same call joins the search; each stops once the journal holds `trials` trials that are
     complete or pruned. Those under way are finished then, so that `n` workers may make up to `n - 1` trials more.
@@ -35,8 +26,8 @@ def search(
 
     A killed worker leaves a trial that looks as if it still ran. It counts for nothing and hinders nobody: another is
     made in its stead. Whoever joins later marks such a trial as failed, if its process was one of this machine and is
-    gone, or if it began more than `stale_after` seconds ago. A half-written last line of the journal is cut off, with
-    a warning. A lock that a killed worker held is taken away by Optuna after 10 s.
+    gone. A half-written last line of the journal is cut off, with a warning. A lock that a killed worker held is taken
+    away by Optuna after 10 s.
 
     Parameters
     ----------
@@ -47,10 +38,8 @@ def search(
         A file, made if absent.
     trials, resource
         How many are needed, and the last epoch that is reported.
-    seed, direction
-        Of the sampler; `"maximize"` or `"minimize"`.
-    stale_after
-        Longer than any trial takes; None leaves the trials of other machines alone.
+    seed
+        Of the sampler.
 
     Returns
     -------
@@ -60,12 +49,11 @@ def search(
     Raises
     ------
     ValueError
-        For numbers out of range, another direction than the journal's, and a journal that cannot be written.
+        For numbers out of range, and a journal that cannot be written.
     RuntimeError
         If a trial fails; it names the trial's parameters. The journal stays usable.
     """
     positive_integers(trials=trials, resource=resource)
-    one_of(("maximize", "minimize"), direction=direction)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")  # Optuna's progress bar, which is not shown
         import optuna
@@ -94,11 +82,9 @@ def search(
             _mend(journal, lock)
             study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(backend), study_name="search", load_if_exists=True,
-                direction=direction, pruner=optuna.pruners.HyperbandPruner(1, resource),
+                direction="maximize", pruner=optuna.pruners.HyperbandPruner(1, resource),
             )  # fmt: skip
-        if study.direction.name.lower() != direction:
-            raise ValueError(f"direction = {direction!r}: {journal} holds a search that does not {direction}")
-        _fail_stale(study, stale_after, optuna)
+        _fail_stale(study, optuna)
         if len(study.get_trials(deepcopy=False, states=finished)) < trials:
             study.optimize(numbered, callbacks=[optuna.study.MaxTrialsCallback(trials, states=finished)])
     finally:
@@ -119,11 +105,10 @@ def _mend(journal: Path, lock) -> None:
         lock.release()
 
 
-def _fail_stale(study, stale_after, optuna) -> None:
+def _fail_stale(study, optuna) -> None:
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
         host, process = trial.user_attrs.get("worker", (None, None))
-        old = stale_after is not None and time.time() - trial.datetime_start.timestamp() > stale_after
-        if old or (host == socket.gethostname() and not _alive(process)):
+        if host == socket.gethostname() and not _alive(process):
             with contextlib.suppress(ValueError, RuntimeError):  # it finished, or another has marked it, by now
                 study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 

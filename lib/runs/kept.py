@@ -47,8 +47,8 @@ def run(
     after the build was killed or the chapter failed, only what is not there is computed; one line says how much was
     taken up. Elsewhere nothing is kept.
 
-    Where a part does not fit into the memory of the device, its memory is freed, it is halved, parts that are larger
-    than that are divided as well, and one line says so.
+    Where a part does not fit into the memory of the device, its memory is freed, it is halved, as are parts that are
+    larger than its half, and one line says so.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def run(
         that is no positive integer. For a result of another kind, or another number of results than of items. For a
         run that was asked for before under the same name, inside a build.
     RuntimeError
-        If one run alone does not fit: it names the size that was asked for and what the device has. What `function`
-        raises otherwise passes through; the parts that were finished before are kept.
+        If one run alone does not fit: it names the size that was asked for. What `function` raises otherwise passes
+        through; the parts that were finished before are kept.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def run(
             if lack:
                 _free()
                 if len(now) == 1:
-                    raise RuntimeError(f"{name}: the run {now[0][0]!r} alone does not fit into memory: {lack}; {_has()}")
+                    raise RuntimeError(f"{name}: the run {now[0][0]!r} alone does not fit into memory: {lack}")
                 most = min(most, len(now) // 2)
                 print(f"{name}: {len(now)} runs at once do not fit into memory, now {most} at a time ({lack})")
                 continue
@@ -127,7 +127,8 @@ def run(
         for part in parts:
             finish(part)
     else:
-        with devices.one_thread(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        single = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with devices.one_thread(), ThreadPoolExecutor(threads, **single) as pool:
             list(pool.map(finish, parts))
     _returned.update((folder, key) for key in keys if folder)
     return [results[key] for key in keys]
@@ -181,12 +182,6 @@ def _free() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _has() -> str:
-    device = "cuda" if torch.cuda.is_initialized() else "cpu"
-    free, total = (size / 2**30 for size in devices.memory(device))
-    return f"{devices.name(device)} has {total:.1f} GiB of memory, of which {free:.1f} GiB are free"
 
 
 # --------------------------------------------------------------------------------------------------------- what is kept

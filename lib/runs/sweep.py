@@ -42,7 +42,7 @@ def run(
     function: Callable,
     configurations: Sequence[Mapping],
     folder: str | Path,
-    scheduler: str | None = None,
+    asked: bool = True,
     jobs: int | None = None,
     version: str = "",
 ) -> list:
@@ -51,7 +51,8 @@ def run(
     A run that `folder` holds is read and not computed. The others are computed in parallel, each on one thread, so that
     a result does not depend on what runs beside it. This process alone writes, each run as soon as it is there; workers
     need no access to the folder. A file is whole or absent (:mod:`lib.runs.store`).
-    This call may be killed at any time and made again, and only runs that were under way are lost.
+    This call may be killed at any time and made again, and only runs that were under way are lost. The runs are made
+    on this machine, or on the cluster whose Dask scheduler the environment variable SCHEDULER names.
 
     Parameters
     ----------
@@ -63,9 +64,9 @@ def run(
     folder
         Of the results, made if absent: one file `<key>.json` per run, with `key`, `function`, `configuration`,
         `version`, `result`, `seconds` and `checksum`. The key is a hash of function's name, configuration and version.
-    scheduler
-        Address of a Dask scheduler; by default what the environment variable SCHEDULER says. Where neither names one,
-        and with `""`, the runs are made on this machine.
+    asked
+        Whether to compute what `folder` does not hold. If not, nothing is computed or written, and the folder need not
+        exist.
     jobs
         Processes on this machine, by default one per core; 1 computes in this process.
     version
@@ -74,7 +75,8 @@ def run(
     Returns
     -------
     list
-        The results in the order of the configurations, as JSON gives them back (a tuple becomes a list).
+        The results in the order of the configurations, as JSON gives them back (a tuple becomes a list); None for
+        what is not there and not asked for.
 
     Raises
     ------
@@ -97,19 +99,20 @@ def run(
     >>> import tempfile
     >>> powers = [{"base": 2, "exp": 5}, {"base": 3, "exp": 2}]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run(pow, powers, folder, scheduler="", jobs=1)
-    ...     results(pow, [*powers, {"base": 10, "exp": 2}], folder, asked=False)
+    ...     run(pow, powers, folder, jobs=1)
+    ...     run(pow, [*powers, {"base": 10, "exp": 2}], folder, asked=False)
     [32, 9]
     [32, 9, None]
     """
-    keys = _keys(function, configurations, version)
+    if "<lambda>" in function.__qualname__:  # two of them could not be told apart
+        raise ValueError(f"function = {function!r}: a function with a name is needed")
     jobs = joblib.cpu_count() if jobs is None else jobs
     positive_integers(jobs=jobs)
-    folder = store.writable(folder)
-    scheduler = os.environ.get("SCHEDULER", "") if scheduler is None else scheduler
-
+    keys = store.keys(([_name(function), one, version] for one in configurations), "configurations")
     records, failures = store.finished(folder, keys), []
-    todo = {key: dict(c) for key, c in zip(keys, configurations, strict=True) if key not in records}
+    todo = {key: dict(c) for key, c in zip(keys, configurations, strict=True) if asked and key not in records}
+    folder = store.writable(folder) if todo else folder
+    scheduler = os.environ.get("SCHEDULER")
     try:
         for key, outcome in _on_cluster(function, todo, scheduler) if scheduler else _here(function, todo, jobs):
             if "error" in outcome:
@@ -127,7 +130,7 @@ def run(
             f"{len(failures)} of {len(keys)} runs failed, the others are kept in {folder}:\n{named}\n"
             f"The first one:\n{failures[0][1]['traceback']}"
         )
-    return [records[key]["result"] for key in keys]
+    return [records[key]["result"] if key in records else None for key in keys]
 
 
 def asked_for() -> bool:
@@ -139,25 +142,6 @@ def asked_for() -> bool:
     return os.environ.get("COLLAPSE_SWEEP") == "run"
 
 
-def results(
-    function: Callable,
-    configurations: Sequence[Mapping],
-    folder: str | Path,
-    asked: bool,
-    jobs: int | None = None,
-    version: str = "",
-) -> list:
-    """:func:`run` where it is `asked`, otherwise what the folder holds, and None for each run that it does not.
-
-    Arguments and errors are those of :func:`run`; the folder need not exist, and nothing is computed or written.
-    """
-    if asked:
-        return run(function, configurations, folder, jobs=jobs, version=version)
-    keys = _keys(function, configurations, version)
-    records = store.finished(folder, keys)
-    return [records[key]["result"] if key in records else None for key in keys]
-
-
 def results_folder(name: str) -> Path:
     """Where a chapter keeps what took long: in the folder COLLAPSE_RESULTS, otherwise below the book's build folder."""
     build = Path(os.environ.get("BOOK_BUILD") or _ROOT / "_build")
@@ -167,7 +151,7 @@ def results_folder(name: str) -> Path:
 def version_of(*code) -> str:
     """A hash of what modules and functions do: other code is another version, another docstring or comment is not.
 
-    >>> version_of(run) == version_of(run), version_of(run) == version_of(run, results)
+    >>> version_of(run) == version_of(run), version_of(run) == version_of(run, asked_for)
     (True, False)
     """
     return hashlib.sha256("\0".join(store.program(inspect.getsource(part)) for part in code).encode()).hexdigest()[:16]
@@ -178,13 +162,6 @@ def version_of(*code) -> str:
 
 def _name(function) -> str:
     return f"{function.__module__}.{function.__qualname__}"
-
-
-def _keys(function, configurations, version) -> list[str]:
-    if "<lambda>" in getattr(function, "__qualname__", "<lambda>"):  # two of them could not be told apart
-        raise ValueError(f"function = {function!r}: a function with a name is needed")
-    asked = ([_name(function), configuration, version] for configuration in configurations)
-    return store.keys(asked, "configurations")
 
 
 def _execute(key, function, configuration) -> tuple[str, dict]:
@@ -246,7 +223,7 @@ def _client(distributed, address):
             client.wait_for_workers(1, timeout=_PATIENCE)
         except TimeoutError as error:
             raise ConnectionError(
-                f"the Dask scheduler at {address} has no worker after {_PATIENCE} s; start one in the book's folder with "
+                f"the Dask scheduler at {address} has no worker after {_PATIENCE} s; start one in the book's folder: "
                 f"`PYTHONPATH=. dask worker {address} --nthreads 1`"
             ) from error
         yield client

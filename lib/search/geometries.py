@@ -61,8 +61,8 @@ def between(K: int, ratio: float) -> Shape:
     >>> (means.T @ means).round(decimals=6).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    if K < 2 or not ratio >= 0:
-        raise ValueError(f"K = {K!r}, ratio = {ratio!r}: two classes and a ratio that is not negative are needed")
+    checks.integers(2, K=K)
+    checks.not_negative(ratio=ratio)
     centre = torch.full((K, K), 1 / K, dtype=torch.float64)
     return _read(_eye(K) - centre + math.sqrt(ratio) * centre)
 
@@ -84,8 +84,7 @@ def frame(K: int) -> Shape:
     >>> frame(K=3).means.tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    if K < 2:
-        raise ValueError(f"K = {K!r}: two classes are needed")
+    checks.integers(2, K=K)
     return _read(_eye(K))
 
 
@@ -185,8 +184,9 @@ def stack(shape: Shape, L: int, relu: bool, lengths: Tensor | None = None) -> li
     True
     """
     lengths = torch.ones(1, dtype=torch.float64) if lengths is None else lengths
-    if L < 1 or not bool((lengths > 0).all()):
-        raise ValueError(f"L = {L!r}, lengths = {lengths.tolist()}: one layer and positive lengths are needed")
+    checks.positive_integers(L=L)
+    if not bool((lengths > 0).all()):
+        raise ValueError(f"lengths = {lengths.tolist()}: positive lengths are needed")
     if L > 1 and relu:
         if not shape.nonnegative:
             raise ValueError("the shape has negative entries: it cannot stand behind a ReLU")

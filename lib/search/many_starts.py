@@ -11,6 +11,9 @@ from scipy.optimize import Bounds, minimize
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from lib.checks import positive_integers
+from lib.search.rows import split
+
 
 class Minima(NamedTuple):
     """Where the starts ended.
@@ -66,28 +69,21 @@ def multistart(
     >>> found.parameters[0].abs().round(decimals=5).flatten().tolist()  # 1 or -1
     [1.0, 1.0, 1.0, 1.0]
     """
-    if starts < 1:
-        raise ValueError(f"starts={starts}: at least one start is needed")
+    positive_integers(starts=starts)
     lower = [None] * len(shapes) if lower is None else list(lower)
-    if len(lower) != len(shapes):
-        raise ValueError(f"lower has {len(lower)} entries for {len(shapes)} parameters")
-    if not all(bound is None or np.isfinite(bound) for bound in lower):
-        raise ValueError(f"lower={lower}: a finite number or None per parameter is needed")
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    floor = np.concatenate([np.full(size, -np.inf if b is None else b) for size, b in zip(sizes, lower, strict=True)])
+    if len(lower) != len(shapes) or not all(bound is None or np.isfinite(bound) for bound in lower):
+        raise ValueError(f"lower = {lower}: a finite number or None for each of {len(shapes)} parameters is needed")
+    floor = np.concatenate([np.full(np.prod(s, dtype=int), -np.inf if b is None else b)
+                            for s, b in zip(shapes, lower, strict=True)])  # fmt: skip
     bounded = np.isfinite(floor)
     rng = np.random.default_rng(seed)
-    z = rng.standard_normal((starts, sum(sizes))) * np.resize(scales, starts)[:, None]
+    z = rng.standard_normal((starts, len(floor))) * np.resize(scales, starts)[:, None]
     z[:, bounded] = floor[bounded] + np.abs(z[:, bounded] - floor[bounded])
     batched = torch.func.vmap(risk)
 
-    def split(flat: Tensor) -> list[Tensor]:
-        parts = flat.reshape(starts, -1).split(sizes, 1)
-        return [part.reshape(starts, *shape) for part, shape in zip(parts, shapes, strict=True)]
-
     def total(flat: np.ndarray) -> tuple[float, np.ndarray]:
         point = torch.from_numpy(flat).requires_grad_()
-        value = batched(*split(point)).sum()
+        value = batched(*split(point.view(starts, -1), shapes)).sum()
         (gradient,) = torch.autograd.grad(value, point)
         return value.item(), gradient.numpy()
 
@@ -95,6 +91,6 @@ def multistart(
     with threadpool_limits(1):  # L-BFGS works on vectors that are too short to be shared between cores
         bounds = Bounds(np.tile(floor, starts)) if bounded.any() else None
         found = minimize(total, z.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    parameters = split(torch.from_numpy(found.x))
+    parameters = split(torch.from_numpy(found.x).view(starts, -1), shapes)
     pressed = (found.x <= np.tile(floor, starts)) & (found.jac > 0)
     return Minima(batched(*parameters), parameters, float(np.abs(np.where(pressed, 0.0, found.jac)).max()))

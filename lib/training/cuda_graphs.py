@@ -54,17 +54,6 @@ def recorded(step: Callable[[], object], device: torch.device | str, unroll: int
     return advance
 
 
-def repeat(step: Callable[[], object], steps: int, device: torch.device | str, unroll: int = 10) -> None:
-    """:func:`recorded` for a single use: `steps` calls of `step`, on a GPU replayed `unroll` at a time.
-
-    >>> total = torch.zeros(())
-    >>> repeat(lambda: total.add_(1), steps=7, device="cpu")
-    >>> total.item()
-    7.0
-    """
-    recorded(step, device, unroll)(steps)
-
-
 def _record(step: Callable[[], object], unroll: int, device: torch.device) -> torch.cuda.CUDAGraph:
     """A graph of `unroll` steps. Recording makes none of them; the `_WARM_UP` steps before it are made."""
     if not hasattr(_OWN, "streams"):

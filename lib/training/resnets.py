@@ -8,7 +8,6 @@ would have ended alone, up to rounding. Small networks gain most: alone, they ar
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lib.checks import positive_integers
-from lib.models.networks import _ResNet20
+from lib import checks
+from lib.models.networks import ResNet20
 from lib.training.sgd import fastest_convolutions
 
 _EPS, _FORGET = 1e-5, 0.1  # of nn.BatchNorm2d
@@ -43,7 +42,7 @@ class Look(NamedTuple):
 
 
 class Ensemble:
-    """R networks side by side; made of copies of their weights, which `networks` gives back.
+    """R networks side by side; made of copies of their weights.
 
     ValueError for networks that are not those of :func:`lib.models.networks.resnet20` or of more than one shape.
 
@@ -55,16 +54,14 @@ class Ensemble:
     """
 
     def __init__(self, models: Sequence[nn.Module], device: torch.device | str = "cpu"):
-        if not models or not all(isinstance(model, _ResNet20) for model in models):
+        if not models or not all(isinstance(model, ResNet20) for model in models):
             raise ValueError("models: at least one network of lib.models.networks.resnet20 is needed, and no other")
         weights = [dict(model.named_parameters()) for model in models]
-        shapes = [{name: tuple(p.shape) for name, p in own.items()} for own in weights]
-        for run, shape in enumerate(shapes):
-            if shape != shapes[0]:
-                raise ValueError(f"models[{run}] has other shapes than models[0]: networks of one shape are needed")
+        if len({tuple((name, p.shape) for name, p in own.items()) for own in weights}) > 1:
+            raise ValueError("models have different shapes: networks of one shape are needed")
         self._template, self.runs = models[0], len(models)
         self.parameters = {}  #: convolutions and batch normalisation `(R out, ...)`, the head `(R, out, in)`
-        for name in shapes[0]:
+        for name in weights[0]:
             parts = [own[name].detach() for own in weights]
             joined = torch.stack(parts) if name.startswith("head") else torch.cat(parts)
             self.parameters[name] = joined.to(device).requires_grad_()
@@ -116,48 +113,49 @@ class Ensemble:
         """All runs at the same images `(N, C, height, width)`, each batch normalised with the statistics of its own."""
         batches = [self.forward(part.expand(self.runs, *part.shape)) for part in x.split(batch_size)]
         layers = [torch.cat(parts, 1).double() for parts in zip(*batches, strict=True)]
-        weights = [
-            self.parameters[f"head.{layer}.weight"].detach().to(torch.float64, copy=True) for layer in range(self.depth)
-        ]
+        heads = [self.parameters[f"head.{layer}.weight"].detach() for layer in range(self.depth)]
+        weights = [W.to(torch.float64, copy=True) for W in heads]  # training goes on in place
         squares = [part.double().square().reshape(self.runs, -1).sum(1) for part in self.parameters.values()]
         return Look(layers, weights, torch.stack(squares).sum(0))
 
-    def networks(self, x: Tensor) -> list[nn.Module]:
-        """The R networks one by one, in evaluation mode with the statistics of the images `x`."""
-        found = []
-        for run in range(self.runs):
-            model = copy.deepcopy(self._template).to(x.device)
-            with torch.no_grad():
-                for name, part in model.named_parameters():
-                    joined = self.parameters[name]
-                    part.copy_(joined[run] if name.startswith("head") else joined.unflatten(0, (self.runs, -1))[run])
-                norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
-                for layer in norms:
-                    layer.momentum = 1.0
-                model.train()(x)
-                for layer in norms:
-                    layer.momentum = _FORGET
-            found.append(model.eval())
-        return found
+
+class Schedule(NamedTuple):
+    """The settings of :func:`train_together`; the two decays and what is said to be may have one number for each run.
+
+    >>> Schedule(steps=10, learning_rate=0.1, weight_decay=[0.1, 0.2], momentum=1.5).check(runs=2)
+    Traceback (most recent call last):
+    ValueError: momentum = 1.5: a number in [0, 1) is needed
+    """
+
+    steps: int
+    learning_rate: float | Sequence[float]  #: or one for each run
+    weight_decay: float | Sequence[float]
+    feature_decay: float | Sequence[float] | None = None
+    momentum: float = 0.9
+    batch_size: int = 50
+    warmup: int = 0  #: first steps, over which the learning rates grow linearly to their values
+    slow_start: int | Sequence[int] = 0  #: first steps, over which the weight decay grows; or one for each run
+    feature_slow_start: int = 0  #: the same for the feature decay: exponentially, from a thousandth of its value
+    drop: int | None = None  #: number of steps after which the learning rates are divided by ten
+
+    def check(self, runs: int) -> None:
+        """ValueError that names the first setting which is out of its range for so many runs."""
+        checks.positive_integers(steps=self.steps, batch_size=self.batch_size)
+        checks.shares(momentum=self.momentum)
+        checks.per_run(runs, learning_rate=self.learning_rate)
+        checks.per_run(runs, True, weight_decay=self.weight_decay, slow_start=self.slow_start)
+        checks.per_run(runs, True, feature_decay=self.feature_decay or 0)
+        checks.not_negative(warmup=self.warmup, feature_slow_start=self.feature_slow_start, drop=self.drop or 0)
 
 
-def train(
+def train_together(
     ensemble: Ensemble,
     x: Tensor,
     y: Tensor,
-    steps: int,
-    learning_rate: float | Sequence[float],
-    weight_decay: float | Sequence[float],
-    feature_decay: float | Sequence[float] | None = None,
-    momentum: float = 0.9,
-    batch_size: int = 50,
-    seed: int = 0,
+    schedule: Schedule,
+    seeds: Sequence[int] | None = None,
     looks: Sequence[int] = (),
     callback: Callable[[int], object] | None = None,
-    warmup: int = 0,
-    slow_start: int | Sequence[int] = 0,
-    feature_slow_start: int = 0,
-    drop: int | None = None,
     mixed_precision: bool | None = None,
 ) -> list[int | None]:
     r"""Train all runs in place by SGD with momentum on the squared error, in the scale of the model.
@@ -178,20 +176,13 @@ def train(
     ----------
     x, y
         Images `(N, C, height, width)` and labels `(N,)` of all runs, on the ensemble's device.
-    steps
-        Number of steps. Run r goes through random orders of the samples, of the generator of seed `seed + r`, in
-        batches of `batch_size`; a rest that fills no batch is left out.
-    learning_rate, weight_decay, feature_decay
-        One number, or one for each run.
+    schedule
+        The settings.
+    seeds
+        One for each run, by default its number: of the random orders of the samples, in which a run goes through them
+        in batches; a rest that fills no batch is left out.
     looks, callback
         `callback(step)` is called after these numbers of steps, 0 for before the first.
-    warmup
-        Number of first steps over which the learning rates grow linearly to their values.
-    slow_start, feature_slow_start
-        Numbers of first steps over which the weight decay and the feature decay grow to their values, exponentially
-        from a thousandth of them; the first may be one for each run.
-    drop
-        Number of steps after which the learning rates are divided by ten.
     mixed_precision
         Whether the backbone computes in bfloat16 (:meth:`Ensemble.forward`); by default on a GPU only. Weights, their
         momentum, and what a look shows have the dtype of `x` in any case.
@@ -207,38 +198,34 @@ def train(
         For a number out of its range or data that do not fit. A run that diverges raises nothing: it is reported, and
         the others go on.
     """
-    positive_integers(steps=steps, batch_size=batch_size)
-    R, N = ensemble.runs, len(y)
-    if len(x) != N or batch_size > N:
-        counts = f"{len(x)} images, {N} labels, batch_size = {batch_size}"
+    R, N, device, steps = ensemble.runs, len(y), x.device, schedule.steps
+    schedule.check(R)
+    if not schedule.batch_size <= N == len(x):
+        counts = f"{len(x)} images, {N} labels, batch_size = {schedule.batch_size}"
         raise ValueError(f"{counts}: as many labels as images are needed, and no larger batches")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum = {momentum!r}: a number in [0, 1) is needed")
-    counts = {"warmup": warmup, "feature_slow_start": feature_slow_start, "drop": 0 if drop is None else drop}
-    for name, value in counts.items():
-        if value < 0:
-            raise ValueError(f"{name} = {value!r}: a number of steps is needed, not a negative one")
     if any(not 0 <= step <= steps for step in looks):
         raise ValueError(f"looks = {list(looks)}: they have to lie between 0 and steps = {steps}")
-    device = x.device
-    rates = _per_run("learning_rate", learning_rate, R, x)
-    decays = _per_run("weight_decay", weight_decay, R, x, zero=True)
-    lam_h = None if feature_decay is None else _per_run("feature_decay", feature_decay, R, x, zero=True)
     K = ensemble.parameters[f"head.{ensemble.depth - 1}.weight"].shape[1]
-    if y.dtype != torch.int64 or not 0 <= y.min() <= y.max() < K:
-        raise ValueError(f"y is {y.dtype}, from {y.min()} to {y.max()}: int64 from 0 to {K - 1} is needed")
+    checks.labels(y, N, K)
+    priced = schedule.feature_decay is not None  # then the weights of the backbone do not decay
+
+    def of_runs(**setting) -> Tensor:
+        return torch.tensor(*checks.per_run(R, True, **setting), device=device, dtype=x.dtype)
+
+    decays, lam_h = of_runs(weight_decay=schedule.weight_decay), of_runs(feature_decay=schedule.feature_decay or 0.0)
     targets = F.one_hot(y, K).to(x.dtype)
     parts = list(ensemble.parameters.values())
     velocities = [torch.zeros_like(part) for part in parts]
-    decayed = [lam_h is None or name.startswith("head") for name in ensemble.parameters]
-    downhill = [_spread(-rates, part) for part in parts]
-    slow = _per_run("slow_start", slow_start, R, x, zero=True).tolist()
+    decayed = [not priced or name.startswith("head") for name in ensemble.parameters]
+    downhill = [_spread(-of_runs(learning_rate=schedule.learning_rate), part) for part in parts]
+    (slow,) = checks.per_run(R, True, slow_start=schedule.slow_start)
     share_of_decay = torch.tensor(  # a row for each step in which some run's decay still grows, and one for the rest
         [[_grown(step, number) for number in slow] for step in range(min(steps, math.ceil(max(slow))) + 1)],
         device=device, dtype=x.dtype,
     )  # fmt: skip
     mixed_precision = device.type == "cuda" if mixed_precision is None else mixed_precision
-    generators = [torch.Generator().manual_seed(seed + run) for run in range(R)]
+    seeds = range(R) if seeds is None else seeds
+    generators = [torch.Generator().manual_seed(own) for _, own in zip(range(R), seeds, strict=True)]
     diverged: list[int | None] = [None] * R
 
     def report(step):
@@ -250,17 +237,18 @@ def train(
             callback(step)
 
     report(0)
-    per_epoch = N // batch_size
+    size, drop = schedule.batch_size, steps if schedule.drop is None else schedule.drop
+    per_epoch = N // size
     for step in range(steps):
         if step % per_epoch == 0:
             order = torch.stack([torch.randperm(N, generator=generator) for generator in generators]).to(device)
-        batch = order[:, step % per_epoch * batch_size :][:, :batch_size]
-        share = min(1.0, (step + 1) / (warmup or 1)) * (0.1 if drop is not None and step >= drop else 1.0)
+        batch = order[:, step % per_epoch * size :][:, :size]
+        share = min(1.0, (step + 1) / (schedule.warmup or 1)) * (0.1 if step >= drop else 1.0)
         with fastest_convolutions():
             layers = ensemble.forward(x[batch], mixed_precision)
-            value = (layers[-1] - targets[batch]).square().sum() / (2 * batch_size)
-            if lam_h is not None:
-                price = _grown(step, feature_slow_start) * N / batch_size / 2 * lam_h
+            value = (layers[-1] - targets[batch]).square().sum() / (2 * size)
+            if priced:
+                price = _grown(step, schedule.feature_slow_start) * N / size / 2 * lam_h
                 value = value + (price * layers[0].square().sum((1, 2))).sum()
             gradients = list(torch.autograd.grad(value, parts))
         with torch.no_grad():
@@ -268,23 +256,12 @@ def train(
             for gradient, part, chosen in zip(gradients, parts, decayed, strict=True):
                 if chosen:
                     gradient.addcmul_(_spread(grown, part), part)
-            torch._foreach_mul_(velocities, momentum)
+            torch._foreach_mul_(velocities, schedule.momentum)
             torch._foreach_add_(velocities, gradients)
             torch._foreach_addcmul_(parts, velocities, downhill, share)
         if step + 1 in looks or step + 1 == steps:
             report(step + 1)
     return diverged
-
-
-def _per_run(name: str, value, R: int, like: Tensor, zero: bool = False) -> Tensor:
-    """`value` for each of R runs, positive or, with `zero`, not negative."""
-    value = value.tolist() if isinstance(value, Tensor) else value
-    numbers = [float(number) for number in (value if isinstance(value, Sequence) else [value] * R)]
-    needed = "non-negative" if zero else "positive"
-    fine = all(number < math.inf and (number > 0 or zero and number == 0) for number in numbers)
-    if len(numbers) != R or not fine:
-        raise ValueError(f"{name} = {value!r}: a {needed} number, or one for each of the {R} runs, is needed")
-    return torch.tensor(numbers, device=like.device, dtype=like.dtype)
 
 
 def _grown(step: int, slow_start: float) -> float:

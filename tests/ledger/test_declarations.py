@@ -49,7 +49,9 @@ def test_a_damaged_claim_is_named_with_file_and_line(files, changes, named):
     with pytest.raises(ValueError, match=named) as caught:
         declarations.read()
     for problem in str(caught.value).splitlines():
-        line, name = re.match(rf"{re.escape(str(folder / 'claims.yml'))}, line (\d+): (?:claims: )?([^:]*):", problem).groups()
+        line, name = re.match(
+            rf"{re.escape(str(folder))}/claims.yml, line (\d+): (?:claims: )?([^:]*):", problem
+        ).groups()
         assert int(line) >= 12 and name == changes.get("id", "fc-two")
 
 
@@ -71,10 +73,10 @@ def test_a_damaged_erratum_is_named(files, changes, named):
 
 def test_an_id_stands_once(files):
     files([CLAIM, CLAIM])
-    with pytest.raises(ValueError, match="'fc-one' stands there twice, first in line 2"):
+    with pytest.raises(ValueError, match="'fc-one' is there twice, first in line 2"):
         declarations.read()
     files(errata=[ERRATUM, ERRATUM])
-    with pytest.raises(ValueError, match="'sign' stands there twice"):
+    with pytest.raises(ValueError, match="'sign' is there twice"):
         declarations.read()
 
 

@@ -35,8 +35,8 @@ def test_a_table_says_what_stands_against_a_verdict_and_leads_there(files):
 
 def test_text_from_the_files_cannot_break_the_page(files):
     evil = "a < b & <script>x</script>"
-    changes = dict(statement=evil, where=evil, expect={"<script>": {"equals": "<script>", "printed": evil}})
-    files([claim(**changes)], errata=[{**ERRATUM, "id": "a-b"}])
+    expect = {"<script>": {"equals": "<script>", "printed": evil}}
+    files([claim(statement=evil, where=evil, expect=expect)], errata=[{**ERRATUM, "id": "a-b"}])
     shown = claims.judge(record({"<script>": "<script>"}, dataset=evil, profile="smoke"))
     kept = record({"<script>": "<script>"}, finished="2026", machine={"name": evil}, dataset=evil, outdated=[evil])
     kept["verdict"], skipped = "reproduced", claims.judge(record({}, reason=evil))
@@ -61,7 +61,7 @@ def test_indices_and_exponents_of_a_statement_are_set(files, text, expected):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(-1.23456e-7, "−1.235\u00a0×\u00a010⁻⁷"), (True, "true"), ([1, -2.5], "1, −2.5"), (list(range(9)), "5, … (9 values)")],
+    [(-1.23456e-7, "−1.235\u00a0×\u00a010⁻⁷"), (True, "true"), ([1, -2.5], "1, −2.5"), ([5] * 9, "5, … (9 values)")],
 )
 def test_values_are_set_for_a_reader(files, value, expected):
     assert expected in table({"constant": 1.5, "note": value})
@@ -115,8 +115,8 @@ def test_a_recorded_cell_says_what_is_outdated_and_why_there_is_no_verdict(files
     outdated = recorded(outdated=["its code cells changed", "lib.training.unconstrained changed"])
     _, cell = recorded_cell(pages.ledger([], {"fc-one": outdated}))
     assert "⚠</span> outdated: its code cells changed; lib.training.unconstrained changed</small>" in cell
-    skipped = recorded(measured={}, verdict="not run", reason="it takes a cluster")
-    _, cell = recorded_cell(pages.ledger([], {"fc-one": skipped | {"measured": {}}}))
+    skipped = recorded() | {"measured": {}, "verdict": "not run", "reason": "it takes a cluster"}
+    _, cell = recorded_cell(pages.ledger([], {"fc-one": skipped}))
     assert "claim-not-run" in cell and "<small>it takes a cluster</small>" in cell
 
 

@@ -75,32 +75,10 @@ def test_without_a_bias_the_last_layer_is_linear():
     assert resnet18(3, width=1 / 16).fc.bias.shape == (3,)
 
 
-def test_a_seed_is_one_network_and_the_global_generator_stays_as_it_was():
-    before = torch.get_rng_state()
-    first, second, other = (resnet18(3, width=1 / 16, seed=seed).state_dict() for seed in (4, 4, 5))
-    assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["layer1.0.conv1.weight"], other["layer1.0.conv1.weight"])
-
-
 def test_the_first_layer_is_initialised_like_the_others():
     """He's normal initialisation with the fan-out: the variance is 2 over 9 times the number of maps."""
     stem = resnet18(10, 3, seed=1).conv1.weight.detach()
     assert stem.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"K": 1}, "K = 1"),
-        ({"K": 10, "channels": 0}, "channels = 0"),
-        ({"K": 10, "width": 0}, "width = 0"),
-        ({"K": 10, "width": float("nan")}, "width = nan"),
-    ],
-)
-def test_impossible_networks_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        resnet18(**arguments)
 
 
 @pytest.mark.parametrize("inputs, M, K, width, depth, bias", [(196, 5, 3, 16, 9, True), (12, 7, 2, 6, 1, False)])
@@ -139,40 +117,27 @@ def test_the_mlp_takes_images_as_they_are():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda seed: mlp(9, 4, 3, 5, 2, seed=seed), lambda seed: vgg13(3, 1, 1 / 32, seed=seed)]
+    "make",
+    [
+        lambda seed: mlp(9, 4, 3, 5, 2, seed=seed),
+        lambda seed: vgg13(3, 1, 1 / 32, seed=seed),
+        lambda seed: resnet18(3, width=1 / 16, seed=seed),
+        lambda seed: resnet20(3, width=1 / 16, seed=seed),
+    ],
 )
-def test_a_seed_is_one_mlp_and_one_vgg13(make):
+def test_a_seed_is_one_network_and_the_global_generator_stays_as_it_was(make):
     before = torch.get_rng_state()
     first, second, other = (make(seed).state_dict() for seed in (4, 4, 5))
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["fc.weight"], other["fc.weight"])
+    assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"inputs": 0}, "inputs = 0"),
-        ({"M": 0}, "M = 0"),
-        ({"M": 2.5}, "M = 2.5"),
-        ({"K": 1}, "K = 1"),
-        ({"width": 0}, "width = 0"),
-        ({"depth": 0}, "depth = 0"),
-        ({"activation": "tanh"}, "activation = 'tanh'"),
-    ],
-)
-def test_impossible_mlps_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        mlp(**({"inputs": 9, "M": 4, "K": 3, "width": 8, "depth": 2} | arguments))
-
-
-@pytest.mark.parametrize("batch_norm", [True, False])
-def test_the_convolutions_of_vgg13_are_torchvisions(batch_norm):
+def test_the_convolutions_of_vgg13_are_torchvisions():
     """With their weights they give their result, on an image that every pooling halves."""
     with torch.random.fork_rng():
-        make = torchvision.models.vgg13_bn if batch_norm else torchvision.models.vgg13
-        theirs = make(init_weights=False).features.eval()
-    ours = vgg13(10, batch_norm=batch_norm).eval()
+        theirs = torchvision.models.vgg13_bn(init_weights=False).features.eval()
+    ours = vgg13(10).eval()
     ours.convolutions.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 3, 32, 64, generator=torch.Generator().manual_seed(0))
     maps = theirs(x)
@@ -199,15 +164,6 @@ def test_vgg13_starts_from_torchvisions_distributions():
         assert not layer.bias.any()
     assert model.fc.weight.std().item() == pytest.approx(0.01, rel=0.05)
     assert not model.fc.bias.any()
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [({"K": 1}, "K = 1"), ({"K": 3, "channels": 0}, "channels = 0"), ({"K": 3, "width": 0}, "width = 0")],
-)
-def test_impossible_vggs_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        vgg13(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -263,24 +219,21 @@ def test_resnet20_starts_with_a_variance_of_two_over_the_fan_in_and_its_head_wit
     model = resnet20(10, 3, head_layers=4, seed=2)
     for layer, variance in ((model.layer3[2].conv1, 2), (model.head[1], 1 / 3)):
         assert layer.weight.std().item() == pytest.approx((variance / layer.weight[0].numel()) ** 0.5, rel=0.05)
-    same, other = resnet20(10, 3, head_layers=4, seed=2), resnet20(10, 3, head_layers=4, seed=3)
-    assert torch.equal(model.head[0].weight, same.head[0].weight)
-    assert not torch.equal(model.head[0].weight, other.head[0].weight)
+
+
+PIXELS = dict.fromkeys((resnet18, vgg13, resnet20), {"K": 10, "channels": 1, "width": 1 / 8})
+SOUND = PIXELS | {mlp: {"inputs": 9, "M": 4, "K": 3, "width": 8, "depth": 2}}
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"K": 1}, "K = 1"),
-        ({"K": 3, "channels": 0}, "channels = 0"),
-        ({"K": 3, "width": 1 / 40}, "width = 0.025"),
-        ({"K": 3, "head_layers": 0}, "head_layers = 0"),
-        ({"K": 3, "head_width": 0}, "head_width = 0"),
-    ],
+    "make, wrong",
+    [(make, {name: 0}) for make, sound in SOUND.items() for name in sound]
+    + [(make, {"width": float("nan")}) for make in PIXELS]
+    + [(mlp, {"M": 2.5}), (mlp, {"K": 1}), (mlp, {"activation": "tanh"}), (resnet20, {"head_layers": 0})],
 )
-def test_impossible_resnet20s_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        resnet20(**arguments)
+def test_impossible_networks_are_refused(make, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        make(**(SOUND[make] | wrong))
 
 
 def test_networks_made_in_two_threads_are_those_of_their_seeds():

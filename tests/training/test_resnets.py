@@ -4,7 +4,7 @@ from paper_card import Waits
 from torch.nn import functional as F
 
 from lib.models.networks import resnet18, resnet20
-from lib.training.resnets import Ensemble, train
+from lib.training.resnets import Ensemble, Schedule, train_together
 
 K, N = 4, 24
 
@@ -26,6 +26,14 @@ y = torch.arange(N) % K
 
 def networks(runs=3):
     return [resnet20(K, 3, 1 / 8, head_layers=3, head_width=6, seed=seed) for seed in range(runs)]
+
+
+def own(ensemble, run):
+    """The parameters of one run, as those of a network alone."""
+    share = lambda part: part.unflatten(0, (ensemble.runs, -1))[run]  # noqa: E731
+    return {
+        name: part[run] if name.startswith("head") else share(part) for name, part in ensemble.parameters.items()
+    }
 
 
 def test_side_by_side_every_network_gives_what_it_gives_alone(x):
@@ -69,20 +77,21 @@ def test_every_run_takes_the_steps_that_it_would_take_alone(x, feature_decay):
     rates, decays = [0.02, 0.05, 0.01], [0.03, 0.0, 0.2]
     ensemble = Ensemble(networks())
     schedule = {"warmup": 3, "slow_start": [4, 6, 3], "feature_slow_start": 5, "drop": 6}
-    train(ensemble, x, y, 7, rates, decays, feature_decay, momentum=0.8, batch_size=8, seed=5, **schedule)
+    settings = Schedule(7, rates, decays, feature_decay, momentum=0.8, batch_size=8, **schedule)
+    train_together(ensemble, x, y, settings, seeds=range(5, 8))
     for run, model in enumerate(networks()):
         schedule["slow_start"] = (4, 6, 3)[run]
         lam_h = None if feature_decay is None else feature_decay[run]
         trained_alone(model, x, 7, rates[run], decays[run], lam_h, 5 + run, 8, **schedule)
-        found = dict(ensemble.networks(x)[run].named_parameters())
+        found = own(ensemble, run)
         for name, expected in model.named_parameters():
             torch.testing.assert_close(found[name], expected, rtol=1e-7, atol=1e-9)
 
 
 def test_a_look_is_what_the_network_shows_with_the_statistics_of_these_images(x):
-    ensemble = Ensemble(networks())
-    look = ensemble.look(x)
-    for run, model in enumerate(ensemble.networks(x)):
+    models = networks()
+    look = Ensemble(models).look(x)
+    for run, model in enumerate(models):
         for found, expected in zip(look.layers, model.train().layers(x), strict=True):
             torch.testing.assert_close(found[run], expected, rtol=0, atol=1e-10)
         size = sum(p.square().sum().item() for p in model.parameters())
@@ -91,51 +100,20 @@ def test_a_look_is_what_the_network_shows_with_the_statistics_of_these_images(x)
             assert torch.equal(W[run], layer.weight)
 
 
-def test_the_networks_come_back_in_evaluation_mode_with_the_variance_of_the_images(x):
-    """The running variance of PyTorch is the unbiased one, a look divides by the number of values."""
-    model = Ensemble(networks(1)).networks(x)[0]
-    assert not model.training
-    maps = model.conv1(x)
-    torch.testing.assert_close(model.bn1.running_mean, maps.mean((0, 2, 3)), rtol=0, atol=1e-12)
-    torch.testing.assert_close(model.bn1.running_var, maps.var((0, 2, 3)), rtol=1e-10, atol=0)
-
-
 def test_the_models_themselves_stay_as_they_were(x):
     models = networks()
-    train(Ensemble(models), x, y, 2, 0.1, 0.1, batch_size=8)
+    train_together(Ensemble(models), x, y, Schedule(2, 0.1, 0.1, batch_size=8))
     for model, fresh in zip(models, networks(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
 
 
 def test_a_diverged_run_is_reported_and_the_others_go_on(x):
     seen, ensemble = [], Ensemble(networks(2))
-    diverged = train(ensemble, x, y, 40, [1e-3, 1e6], 1e-3, batch_size=8, looks=[0, 20], callback=seen.append)
+    schedule = Schedule(40, [1e-3, 1e6], 1e-3, batch_size=8)
+    diverged = train_together(ensemble, x, y, schedule, looks=[0, 20], callback=seen.append)
     assert seen == [0, 20]
     assert diverged[0] is None and diverged[1] in (20, 40)
     assert torch.isfinite(ensemble.look(x).layers[-1][0]).all()
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"steps": 0}, "steps = 0"),
-        ({"batch_size": 25}, "batch_size = 25"),
-        ({"learning_rate": 0.0}, "learning_rate = 0.0"),
-        ({"learning_rate": [0.1, 0.1, 0.1]}, "each of the 2 runs"),
-        ({"weight_decay": -1.0}, "weight_decay = -1.0"),
-        ({"feature_decay": float("nan")}, "feature_decay = nan"),
-        ({"momentum": 1.0}, "momentum = 1.0"),
-    ],
-)
-def test_impossible_settings_are_refused(x, changes, message):
-    settings = {"steps": 1, "learning_rate": 0.1, "weight_decay": 0.1, "batch_size": 8}
-    with pytest.raises(ValueError, match=message):
-        train(Ensemble(networks(2)), x, y, **(settings | changes))
-
-
-def test_labels_without_an_output_are_refused(x):
-    with pytest.raises(ValueError, match="from 1 to 4: int64 from 0 to 3"):
-        train(Ensemble(networks(2)), x, y + 1, 1, 0.1, 0.1, batch_size=8)
 
 
 def test_many_images_are_looked_at_in_batches(x):
@@ -148,23 +126,41 @@ def test_many_images_are_looked_at_in_batches(x):
 def test_networks_of_another_kind_or_shape_are_refused():
     with pytest.raises(ValueError, match="resnet20 is needed"):
         Ensemble([resnet18(K, width=1 / 16)])
-    with pytest.raises(ValueError, match=r"models\[1\] has other shapes"):
+    with pytest.raises(ValueError, match="models have different shapes"):
         Ensemble([*networks(1), resnet20(K, 3, 1 / 8, head_layers=4, head_width=6)])
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"warmup": -1}, {"feature_slow_start": -1}, {"drop": -1}, {"looks": [3]}, {"looks": [-1]}]
+    "wrong",
+    [
+        {"steps": 0},
+        {"batch_size": N + 1},
+        {"learning_rate": 0.0},
+        {"learning_rate": [0.1, 0.1, 0.1]},
+        {"weight_decay": -1.0},
+        {"feature_decay": float("nan")},
+        {"momentum": 1.0},
+        {"warmup": -1},
+        {"feature_slow_start": -1},
+        {"drop": -1},
+        {"looks": [2]},
+        {"y": y + 1},
+    ],
 )
-def test_numbers_of_steps_out_of_range_are_named(x, wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        train(Ensemble(networks(1)), x, y, 2, 0.1, 0.01, batch_size=8, **wrong)
+def test_impossible_settings_are_refused(x, wrong):
+    ((name, value),) = wrong.items()
+    data = {"x": x, "y": y, "looks": []} | (wrong if name in ("looks", "y") else {})
+    schedule = Schedule(1, 0.1, 0.1, batch_size=8)
+    with pytest.raises(ValueError, match=name):
+        schedule = schedule._replace(**({} if name in data else wrong))
+        train_together(Ensemble(networks(2)), schedule=schedule, **data)
 
 
 def test_what_was_looked_at_stays_when_training_goes_on(x):
     ensemble = Ensemble(networks(1))
     seen = ensemble.look(x).weights[0]
     kept = seen.clone()
-    train(ensemble, x, y, 2, 0.1, 0.01, batch_size=8)
+    train_together(ensemble, x, y, Schedule(2, 0.1, 0.01, batch_size=8))
     assert torch.equal(seen, kept) and not seen.requires_grad
 
 
@@ -190,7 +186,8 @@ def test_in_mixed_precision_a_short_run_agrees_to_a_percent(x):
     ends = []
     for mixed_precision in (False, True):
         ensemble = single()
-        train(ensemble, x.float(), y, 5, 0.02, 1e-2, 1e-3, batch_size=8, mixed_precision=mixed_precision)
+        schedule = Schedule(5, 0.02, 1e-2, 1e-3, batch_size=8)
+        train_together(ensemble, x.float(), y, schedule, mixed_precision=mixed_precision)
         assert {part.dtype for part in ensemble.parameters.values()} == {torch.float32}
         look = ensemble.look(x.float())
         error = (look.layers[-1] - F.one_hot(y, K)).square().sum((1, 2)) / (2 * N)
@@ -203,7 +200,7 @@ def test_a_processor_computes_in_full_precision_unless_it_is_told_otherwise(x):
     ends = []
     for option in ({}, {"mixed_precision": False}, {"mixed_precision": True}):
         ensemble = single()
-        train(ensemble, x.float(), y, 3, 0.02, 1e-2, batch_size=8, **option)
+        train_together(ensemble, x.float(), y, Schedule(3, 0.02, 1e-2, batch_size=8), **option)
         ends.append(ensemble.parameters["conv1.weight"].detach())
     assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
 
@@ -215,7 +212,7 @@ def test_no_step_waits_for_the_device(x):
     for steps in (3, 24):
         ensemble = Ensemble(networks())
         with Waits() as waits:
-            train(ensemble, x, y, steps, 0.02, [0.03, 0.0, 0.2], 1e-3, batch_size=1, **schedule)
+            train_together(ensemble, x, y, Schedule(steps, 0.02, [0.03, 0.0, 0.2], 1e-3, batch_size=1, **schedule))
         found.append(waits.found)
     assert found[0] == found[1]
 
@@ -229,6 +226,7 @@ def test_a_decay_that_grows_longer_than_the_run_and_one_that_never_does(x):
         def look(step, ensemble=ensemble, seen=seen):
             seen[step] = [part.detach().clone() for part in ensemble.parameters.values()]
 
-        train(ensemble, x, y, steps, 0.02, 0.1, batch_size=8, slow_start=[0, 7], looks=[5], callback=look)
+        schedule = Schedule(steps, 0.02, 0.1, batch_size=8, slow_start=[0, 7])
+        train_together(ensemble, x, y, schedule, looks=[5], callback=look)
         ends.append(seen[5])
     assert all(map(torch.equal, *ends))

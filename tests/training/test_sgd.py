@@ -52,7 +52,7 @@ def test_a_run_learns_separable_classes():
 
 def test_a_network_learns_a_few_images():
     x, y = images()
-    history = train(resnet18(3, 1, 1 / 16, bias=False), x, y, squared_error, SGD(15, 0.05, batch_size=8))
+    history = train(resnet18(3, 1, 1 / 16, bias=False), x, y, squared_error, SGD(15, 0.01, batch_size=8))
     assert history[-1]["loss"] < history[0]["loss"] / 5
     assert history[-1]["accuracy"] == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from lib import checks
 from lib.metrics import numerical_rank, structure
-from lib.metrics.structure import sets
+from lib.metrics.structure import counted, sets
 from lib.models import unconstrained
 
 #: Files of the squared loss are for the decay at which deep neural collapse has this loss (the zero solution has 0.5).
@@ -131,7 +130,23 @@ def file_name(K: int, L: int, lam: float, kind: str = "mse") -> str:
     return f"{kind}-K{K:02d}-L{L}" + ("" if usual else f"-lam{lam:.5f}") + ".npz"
 
 
-def loss_of(factors: Sequence[Tensor], lam: float, kind: str = "mse") -> Tensor:
-    """The objective at factors `[H_1, W_1, .., W_L]`, one value per run: :func:`lib.models.unconstrained.objective`."""
-    H, *Ws = factors
-    return unconstrained.objective(H, Ws, unconstrained.labels(len(Ws[-1].mT), 1), lam, relu=True, loss=kind)
+def describe(solution: Solution) -> str:
+    """The structure of level 2, the first behind a ReLU, as :func:`lib.metrics.structure` names it.
+
+    Where that knows no name, the sets of units at which the classes fire are counted: of "weighted sets: 1 of 1, 6 of
+    2, over 4" one class fires one of four units and six classes fire two, not all with the same strength.
+    """
+    means = solution.levels[1].mT
+    name = structure(means)
+    return f"weighted sets: {counted(sets(means, 1e-3, 1e-3))}" if name == "other" else name
+
+
+def ranks(solution: Solution) -> list[int]:
+    """Numerical ranks of the class means `M_1, .., M_L`, see :func:`lib.metrics.numerical_rank`."""
+    return [int(numerical_rank(M)) for M in solution.levels]
+
+
+def check_sizes(K: int, L: int, layers: int = 1) -> None:
+    """ValueError unless there are two classes and so many `layers` at least."""
+    checks.integers(2, K=K)
+    checks.integers(layers, L=L)

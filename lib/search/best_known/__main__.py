@@ -1,0 +1,81 @@
+"""The command line: check the stored solutions, and beat them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from lib.search import best_known
+from lib.search.best_known import problem
+from lib.theory import low_rank
+
+app = typer.Typer(help="Check and beat the stored solutions.", add_completion=False, rich_markup_mode=None)
+Folder = Annotated[Path, typer.Option(help="where the files are")]
+
+
+@app.command()
+def check(folder: Folder = best_known.FOLDER) -> None:
+    """Evaluate every file anew, one line for each; fails if one cannot be read or holds what belongs elsewhere."""
+    failed = False
+    for path in sorted(folder.glob("*.npz")):
+        try:
+            s = best_known.load(path)
+            if s.name != path.name:
+                raise ValueError(f"{path}: what it holds belongs into {s.name}")
+        except ValueError as error:
+            print(f"FAILED  {error}")
+            failed = True
+        else:
+            seen = f"ranks {best_known.ranks(s)}, {best_known.describe(s)}"
+            print(f"{s.name}: loss {s.loss:.10f} at lam {s.lam:.8g}, {seen}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def search(
+    K: int,
+    L: int,
+    seconds: float = 60.0,
+    seed: int = 0,
+    width: Annotated[int | None, typer.Option(help="units per level")] = None,
+    loss: Annotated[str, typer.Option(help="mse or ce")] = "mse",
+    lam: Annotated[float | None, typer.Option(help="another weight decay than the standard one")] = None,
+    folder: Folder = best_known.FOLDER,
+) -> None:
+    """Search for a lower loss at K classes and L layers, and store what is lower than the file."""
+    lam = problem.standard_decay(K, L, loss) if lam is None else lam
+    path = folder / problem.file_name(K, L, lam, loss)
+    before = best_known.load(path) if path.exists() else None
+    if before and not (before.name == path.name and math.isclose(before.lam, lam)):
+        raise ValueError(f"{path}: holds another problem, lam = {before.lam!r} in place of {lam!r}")
+    found = best_known.search(K, L, lam, loss, seconds, seed, width, known=[before.factors] if before else [])
+    collapse = low_rank.dnc_loss(K, L, lam, 1) if loss == "mse" else best_known.collapse_cross_entropy(K, L, lam)
+    bar = before.loss if before else collapse
+    print(f"K = {K}, L = {L}, lam = {lam:.8g}: found {found.loss:.12f}, known {bar:.12f}, collapse {collapse:.12f}")
+    if found.loss < bar - best_known.TOLERANCE:
+        print(f"lower by {bar - found.loss:.3g}: {best_known.describe(found)}; {best_known.save(found, folder)}")
+    else:
+        print("not lower: nothing is stored")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0, 1 for a file that fails, 2 for wrong arguments."""
+    torch.set_num_threads(1)  # the matrices are tiny
+    try:
+        app(arguments)
+    except ValueError as error:
+        print(f"error: {error}")
+        return 2
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

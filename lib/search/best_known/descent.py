@@ -1,0 +1,212 @@
+r"""Descent to local minima of the deep model with ReLUs, and searches made of many descents.
+
+At a minimum many pre-activations stand exactly on the kink of the ReLU, where plain L-BFGS gets stuck. The ReLU is
+:math:`\max_{0\le u\le1} ux`. Smoothed around the slope :math:`\theta` it is
+:math:`\max_{0\le u\le1} ux - \frac\varepsilon2(u-\theta)^2`, attained at
+:math:`u = \min(\max(\theta + x/\varepsilon, 0), 1)`, which is its derivative. On the kink the smoothed function has the
+value and the slope of the minimum as soon as :math:`\theta` is right, for any :math:`\varepsilon`; so
+:math:`\theta \leftarrow u` after each round, as in the method of multipliers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lib import checks
+from lib.models.unconstrained import LOSSES
+from lib.search.best_known.initial import initial_factors, perturbed, widened
+from lib.search.best_known.problem import Solution, check_sizes
+from lib.search.rows import join, lbfgs_rows, split
+from lib.search.smooth_relu import value_and_gradient
+
+#: Widths of the smoothing in :func:`descend`, one per round.
+ROUNDS = (0.1,) * 4 + (0.03,) * 6
+_POLISH = (0.03,) * 12 + (0.01,) * 12
+
+
+def descend(
+    factors: Sequence[Tensor],
+    lam: float | Sequence[float] | Tensor,
+    loss: str = "mse",
+    rounds: Sequence[float] = ROUNDS,
+    iterations: int = 80,
+    tolerance: float = 1e-10,
+) -> tuple[list[Tensor], Tensor]:
+    """A local minimum from every start: L-BFGS on smoothed ReLUs, whose slopes are updated after each round.
+
+    Factors: `H_1 (runs, d, K)`, `W_1 .. W_L (runs, out, in)`; `lam` is one decay, or one per run; `loss` is "mse",
+    "ce", or "exact" (see :func:`lib.search.smooth_relu.value_and_gradient`). Returns the best point that each run has
+    seen after a round, and its loss with ReLUs. ValueError for a decay that is not positive.
+    """
+    shapes = [q.shape[1:] for q in factors]
+    x, value = _descend(join(factors), lambda x: split(x, shapes), join, lam, loss, rounds, iterations, tolerance)
+    return split(x, shapes), value
+
+
+def relu_around(slopes: Sequence[Tensor], eps: float) -> Callable[[int, Tensor], tuple[Tensor, Tensor]]:
+    """The ReLU number i smoothed around `slopes[i]: (runs, d_l, K)`, and its derivative u, the slope to try next.
+
+    >>> relu_around([torch.tensor([0.25, 0.25])], eps=0.5)(0, torch.tensor([0.0, 2.0]))
+    (tensor([0.0000, 1.8594]), tensor([0.2500, 1.0000]))
+    """
+
+    def relu(i: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        theta = slopes[i]
+        u = torch.add(theta, x, alpha=1 / eps).clamp_(0, 1)
+        return (x * u).addcmul_(u - theta, u - theta, value=-eps / 2), u
+
+    return relu
+
+
+def _descend(x, factors_of, gradient_of, lam, loss, rounds, iterations, tolerance):
+    """:func:`descend` for parameters x (runs, P), factors_of(x), and gradient_of(gradients of the factors)."""
+    lam = torch.as_tensor(lam, dtype=torch.float64).expand(len(x))
+    if not bool((lam > 0).all() and lam.isfinite().all()):
+        raise ValueError(f"lam has entries from {lam.min()} to {lam.max()}: positive numbers are needed")
+
+    def risk(x, lam, relu):
+        factors = factors_of(x)
+        return value_and_gradient(factors, torch.eye(factors[0].shape[-1]).to(x), lam, relu, loss)
+
+    def with_relus(x):
+        value, _, slopes = risk(x, lam, lambda _, z: (z.clamp(min=0), (z > 0).to(z)))
+        return torch.where(value.isfinite(), value, math.inf), slopes
+
+    best, (best_value, slopes) = x.clone(), with_relus(x)
+    slopes = [0.25 + 0.5 * theta for theta in slopes]
+    for eps in rounds:
+
+        def function(x, lam, *slopes, eps=eps):
+            value, gradients, _ = risk(x, lam, relu_around(slopes, eps))
+            return value, gradient_of(gradients)
+
+        x = lbfgs_rows(function, x, [lam, *slopes], iterations, tolerance)
+        slopes = risk(x, lam, relu_around(slopes, eps))[2]
+        value = with_relus(x)[0]
+        lower = value < best_value
+        best[lower], best_value[lower] = x[lower], value[lower]
+    return best, best_value
+
+
+def symmetric_search(K: int, L: int, lam: float, loss: str = "ce", runs: int = 12, seed: int = 0) -> float:
+    r"""The lowest loss among the solutions that treat all classes alike, by a search over their few numbers.
+
+    The family: one unit per class in every level, and every factor :math:`a_l I_K + b_l 11^\top/K`; these are the
+    matrices that commute with every renaming of the classes. It contains orthogonal frames, simplices (where no ReLU
+    follows), and levels with Gram matrices :math:`u I + v 11^\top`. ValueError for K < 2, L < 1, a decay that is not
+    positive, an unknown loss.
+    """
+    check_sizes(K, L)
+    checks.one_of(LOSSES, loss=loss)
+    rng = np.random.default_rng(seed)
+    one, mean = torch.eye(K, dtype=torch.float64), torch.full((K, K), 1 / K, dtype=torch.float64)
+    x = torch.from_numpy(rng.uniform(-1.5, 1.5, (runs, 2 * (L + 1))))
+    x[:, ::2] = x[:, ::2].abs() + 0.5
+
+    def factors_of(x):
+        return [a[:, None, None] * one + b[:, None, None] * mean for a, b in zip(x.T[::2], x.T[1::2], strict=True)]
+
+    def gradient_of(gradients):
+        return torch.stack([(g * part).sum((-2, -1)) for g in gradients for part in (one, mean)], 1)
+
+    return _descend(x, factors_of, gradient_of, lam, loss, ROUNDS, 80, 1e-10)[1].min().item()
+
+
+def merged(factors: Sequence[Tensor], tolerance: float = 1e-5) -> list[Tensor]:
+    """The same solution with fewer units: silent ones dropped, parallel ones united, level 1 cut to its rank.
+
+    Factors `[H_1, W_1, .., W_L]`, `(out, in)` each. Units whose pre-activations are positive multiples of each other
+    (cosine above 1 - tolerance) are one unit of the same incoming norm. For exact multiples the scores stay and the
+    norms do not grow.
+    """
+    before, factors = factors, [q.clone() for q in factors]
+    U, s, V = torch.linalg.svd(factors[1] @ factors[0], full_matrices=False)
+    rank = max(int((s > 1e-7 * s[0]).sum()), 1)
+    factors[0], factors[1] = s[:rank].sqrt()[:, None] * V[:rank], U[:, :rank] * s[:rank].sqrt()
+    A = factors[0]
+    for i in range(1, len(factors) - 1):
+        X = factors[i] @ A
+        if not X.max() > 0:
+            return [q.clone() for q in before]  # no unit fires, as in the zero solution
+        alive = (X.amax(1) > 1e-7 * X.max()).nonzero().squeeze(1).tolist()
+        unit = X / X.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        groups = []
+        for j in sorted(alive, key=lambda j: -X[j].norm()):
+            group = next((g for g in groups if unit[g[0]] @ unit[j] > 1 - tolerance), None)
+            groups.append([j]) if group is None else group.append(j)
+        incoming, outgoing = [], []
+        for group in groups:
+            size = X[group].norm(dim=1)
+            total = size.norm()
+            incoming.append(factors[i][group[0]] * total / size[0])
+            outgoing.append(factors[i + 1][:, group] @ size / total)
+        factors[i], factors[i + 1] = torch.stack(incoming), torch.stack(outgoing, 1)
+        A = (factors[i] @ A).clamp(min=0)
+    return factors
+
+
+def search(
+    K: int,
+    L: int,
+    lam: float,
+    loss: str = "mse",
+    seconds: float = 30.0,
+    seed: int = 0,
+    d: int | None = None,
+    known: Sequence[Sequence[Tensor]] = (),
+    runs: int = 48,
+) -> Solution:
+    """The lowest loss found in a time: random starts and noisy copies of the best so far, in turn; then polished.
+
+    `d`: units per level, by default twice the classes for few of them, K for many. `known`: factors of solutions,
+    `(out, in)` each, to start from as well. ValueError for K < 2, L < 2, widths, decays or seconds that are not
+    positive, an unknown loss.
+    """
+    check_sizes(K, L, layers=2)  # one layer has no ReLU
+    d = (2 * K if K <= 5 else max(10, K + 2) if K <= 10 else K) if d is None else d
+    checks.positive_integers(d=d, runs=runs)
+    checks.one_of(LOSSES, loss=loss)
+    checks.positive(lam=lam, seconds=seconds)
+    rng, end = np.random.default_rng(seed), time.monotonic() + seconds
+    d = max([d, *(max(W.shape[1] for W in factors[1:]) for factors in known)])
+    best = {}  # value, factors and name by the value's first six digits: copies of one solution count once
+
+    def stacked(several):
+        return [torch.stack(q) for q in zip(*(widened(factors, d) for factors in several), strict=True)]
+
+    def run(factors, names):
+        ends, values = descend(factors, lam, loss)
+        for i in values.argsort()[:6].tolist():
+            entry = values[i].item(), [q[i] for q in ends], names[i]
+            best[round(entry[0], 6)] = min(entry, best.get(round(entry[0], 6), entry), key=lambda entry: entry[0])
+        return [best[key] for key in sorted(best)[:8]]
+
+    if known:
+        run(stacked(known), ["known"] * len(known))
+    lowest = run(*initial_factors(K, L, d, runs, rng, loss))
+    while time.monotonic() < end:
+        for _ in range(2):
+            names = [f"{name.removesuffix(', perturbed')}, perturbed" for _, _, name in lowest]
+            copies = perturbed(stacked([factors for _, factors, _ in lowest]), runs, rng)
+            lowest = run(copies, [names[i % len(names)] for i in range(runs)])
+        lowest = run(*initial_factors(K, L, d, runs, rng, loss))
+    factors, value = _polished(lowest[0][1], lam, loss)
+    return Solution(K, L, lam, loss, factors, value, lowest[0][2])
+
+
+def _polished(factors: Sequence[Tensor], lam: float, loss: str) -> tuple[list[Tensor], float]:
+    """One solution after more and finer rounds, with as few units as give a loss that is not higher."""
+
+    def finer(factors):
+        ends, value = descend([q[None] for q in factors], lam, loss, _POLISH, 200, 1e-13)
+        return [q[0] for q in ends], value.item()
+
+    wide = finer(factors)
+    slim = finer(merged(wide[0]))
+    return slim if slim[1] <= wide[1] + 1e-11 else wide

@@ -1,0 +1,77 @@
+"""Solutions as files: one compressed archive of NumPy for each, evaluated anew whenever it is read."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lib import checks
+from lib.data.files import atomically
+from lib.models.unconstrained import LOSSES, labels, objective
+from lib.search.best_known.problem import Solution, check_sizes
+
+#: Where the solutions are kept.
+FOLDER = Path(__file__).resolve().parents[3] / "chapters" / "synthesis" / "best-known"
+#: A file's loss may differ from that of its matrices by this much.
+TOLERANCE = 1e-9
+
+_SCALARS = ("K", "L", "n", "lam", "kind", "loss", "how")
+# what a damaged archive raises, depending on where it is damaged
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+def save(solution: Solution, folder: Path = FOLDER) -> Path:
+    """Write a solution as a compressed file and return its path; ValueError where :func:`load` would raise it."""
+    matrices = dict(zip(_names(solution.L), (q.numpy() for q in solution.factors), strict=True))
+    scalars = {"n": 1} | {key: getattr(solution, key) for key in _SCALARS if key != "n"}
+    path = Path(folder) / solution.name
+    with atomically(path) as partial:
+        np.savez_compressed(partial, **matrices, **scalars)
+        load(partial)
+    return path
+
+
+def load(path: Path | str) -> Solution:
+    """Read a solution and evaluate the objective at its matrices.
+
+    ValueError naming the file if it cannot be read, a key is missing or unknown, a shape does not fit, an entry is not
+    finite, or the loss that it states is not that of its matrices to :data:`TOLERANCE`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {key: file[key] for key in file.files}
+        if missing := [key for key in _SCALARS if key not in found]:
+            raise ValueError(f"{', '.join(missing)} missing")
+        K, L, n, lam, kind, claimed, how = (found.pop(key).item() for key in _SCALARS)
+        check_sizes(K, L)
+        checks.one_of((1,), n=n)
+        checks.one_of(LOSSES, kind=kind)
+        if set(found) != set(_names(L)):
+            raise ValueError(f"has {', '.join(sorted(found))}: for L = {L} {', '.join(_names(L))} are needed")
+        for name, matrix in found.items():
+            if matrix.dtype != np.float64 or matrix.ndim != 2 or not np.isfinite(matrix).all():
+                raise ValueError(f"{name} has to be a matrix of finite float64 numbers")
+        H, *Ws = factors = [torch.from_numpy(found[name]) for name in _names(L)]
+        loss = objective(H, Ws, labels(K, 1), lam, relu=True, loss=kind).item()
+        if not abs(loss - claimed) <= TOLERANCE:
+            raise ValueError(f"states the loss {claimed!r}, its matrices have {loss!r}")
+    except _UNREADABLE as error:
+        raise ValueError(f"{path}: {error}") from None
+    return Solution(K, L, lam, kind, factors, loss, how)
+
+
+def stored(kind: str = "mse", folder: Path = FOLDER) -> list[Solution]:
+    """Every stored solution of one kind of loss, each evaluated anew, ordered by L, K and decay."""
+    solutions = [load(path) for path in Path(folder).glob(f"{kind}-*.npz")]
+    return sorted(solutions, key=lambda s: (s.L, s.K, s.lam))
+
+
+def _names(L: int) -> list[str]:
+    return ["M1", *(f"W{i}" for i in range(1, L + 1))]
