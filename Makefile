@@ -62,7 +62,7 @@ constraints:
 	@$(PYTHON) -m venv --clear _build/venv
 	@_build/venv/bin/python $(pip) -r requirements-lab.txt
 	@echo '# What the packages of requirements.txt and requirements-lab.txt bring along; `make constraints` writes it.' > $@.txt
-	@_build/venv/bin/python -m pip freeze | sed 's/+.*//' >> $@.txt
+	@_build/venv/bin/python -m pip freeze --all --exclude pip | sed 's/+.*//' >> $@.txt
 	@rm -r _build/venv
 
 clean:

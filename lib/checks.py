@@ -70,14 +70,14 @@ def per_run(runs: int, zero: bool = False, **values: float | Iterable) -> list[l
     [[0.5, 0.5], [0.1, 0.2]]
     >>> per_run(3, weight_decay=[0.1, 0.2])
     Traceback (most recent call last):
-    ValueError: weight_decay has 2 entries: one number, or one for each of 3 runs, is needed
+    ValueError: weight_decay has 2 entries: one number, or 3 of them, is needed
     """
     found = []
     for name, value in values.items():
         value = value.tolist() if hasattr(value, "tolist") else value
         numbers = list(value) if isinstance(value, Iterable) else [value] * runs
         if len(numbers) != runs:
-            raise ValueError(f"{name} has {len(numbers)} entries: one number, or one for each of {runs} runs, is needed")
+            raise ValueError(f"{name} has {len(numbers)} entries: one number, or {runs} of them, is needed")
         for number in numbers:
             (not_negative if zero else positive)(**{name: number})
         found.append(numbers)

@@ -168,7 +168,7 @@ def pca(points, dims=2):
     return mean, directions * np.where(largest < 0, -1.0, 1.0)
 
 
-def pca_scatter(ax, points, labels, names=None, colors=None, size=22, alpha=0.7, basis=None, origin=False):
+def pca_scatter(ax, points, labels, names=None, size=22, basis=None, origin=False):
     """Scatter points (N, d) in the plane of their first two principal components, coloured by concept.
 
     labels: (N,) integers from 0, one colour and marker each. names: one word per label, shown in a legend.
@@ -179,7 +179,6 @@ def pca_scatter(ax, points, labels, names=None, colors=None, size=22, alpha=0.7,
     points, labels = to_numpy(points).astype(float), to_numpy(labels).astype(int)
     if labels.shape != points.shape[:1]:
         raise ValueError(f"labels has shape {labels.shape}: one label per point, {points.shape[:1]}, is needed")
-    colors = colors or CONCEPTS
     mean, directions = pca(points) if basis is None else basis
     plane = (points - mean) @ directions.T
     size = np.broadcast_to(to_numpy(size), labels.shape)
@@ -188,9 +187,9 @@ def pca_scatter(ax, points, labels, names=None, colors=None, size=22, alpha=0.7,
         ax.scatter(
             *plane[chosen].T,
             s=size[chosen],
-            color=colors[label % len(colors)],
+            color=CONCEPTS[label % len(CONCEPTS)],
             marker=MARKERS[label % len(MARKERS)],
-            alpha=alpha,
+            alpha=0.7,
             linewidths=0,
             label=None if names is None else names[label],
         )
@@ -204,46 +203,21 @@ def pca_scatter(ax, points, labels, names=None, colors=None, size=22, alpha=0.7,
     return ax
 
 
-def spectrum(ax, values, label=None, color=GREY, marker="o", log=True):
+def spectrum(ax, values, label=None, color=GREY, marker="o"):
     """Singular values (n,), largest first, against their rank. Returns ax."""
     values = np.sort(to_numpy(values).astype(float))[::-1]
     ax.plot(np.arange(1, len(values) + 1), values, marker=marker, linestyle="none", color=color, label=label)
-    if log:
-        ax.set_yscale("log")
-    ax.set_xlabel("index $i$")
-    ax.set_ylabel(r"singular value $\sigma_i$")
+    ax.set(yscale="log", xlabel="index $i$", ylabel=r"singular value $\sigma_i$")
     return ax
 
 
-def histogram(ax, values, labels=None, names=None, expected=None, bins=30):
-    """Histogram of values (N,), one colour per label (N,); a dashed line at the expected value. Returns ax."""
-    values = to_numpy(values).astype(float)
-    labels = np.zeros(len(values), dtype=int) if labels is None else to_numpy(labels).astype(int)
-    edges = np.histogram_bin_edges(values, bins=bins)
-    for label in np.unique(labels):
-        ax.hist(
-            values[labels == label],
-            bins=edges,
-            histtype="stepfilled",
-            alpha=0.45,
-            color=CONCEPTS[label % len(CONCEPTS)],
-            label=None if names is None else names[label],
-        )
-    if expected is not None:
-        ax.axvline(expected, color=GREY, linestyle="--", linewidth=1.2)
-    if names is not None:
-        ax.legend()
-    return ax
-
-
-def gram(ax, vectors, cosine=True):
-    """The matrix of inner products (cosines by default) of the rows of vectors (N, d). Returns ax."""
+def gram(ax, vectors):
+    """The matrix of cosines of the rows of vectors (N, d). Returns ax."""
     vectors = to_numpy(vectors).astype(float)
-    if cosine:
-        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    products = vectors @ vectors.T
-    limit = max(float(np.abs(products).max()), 1e-300)
-    image = ax.imshow(products, cmap="PuOr_r", vmin=-limit, vmax=limit)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors.T
+    limit = np.abs(cosines).max()
+    image = ax.imshow(cosines, cmap="PuOr_r", vmin=-limit, vmax=limit)
     ax.set_xticks([])
     ax.set_yticks([])
     ax.figure.colorbar(image, ax=ax, shrink=0.8).outline.set_visible(False)
@@ -263,26 +237,23 @@ _SYMBOLS = {
 }
 
 
-def animation(fig, update, frames, alt, fps=12, loop="once", dpi=110):
+def animation(fig, update, frames, alt, fps=12, dpi=110):
     """An animation as one piece of HTML that plays in the page without a network.
 
     update(frame) redraws fig for each of `frames` (a number or a sequence). alt: the message of the animation, for
-    those who do not see it. loop: "once", "loop" or "reflect". The figure is closed, so that it is not shown a second
-    time. The player is matplotlib's, without the icon font that it would fetch from elsewhere, and with
-    names that depend on the frames alone, so that the same frames give the same HTML.
-    ValueError when alt is empty or loop is unknown.
+    those who do not see it. The figure is closed, so that it is not shown a second time. The player is matplotlib's,
+    without the icon font that it would fetch from elsewhere, and with names that depend on the frames alone, so that
+    the same frames give the same HTML. ValueError when alt is empty.
     """
     if not alt or not alt.strip():
         raise ValueError("alt = '': an animation needs a sentence that says what it shows")
-    if loop not in ("once", "loop", "reflect"):
-        raise ValueError(f"loop = {loop!r}: one of 'once', 'loop', 'reflect' is needed")
     with mpl.rc_context({"savefig.dpi": dpi, "figure.dpi": dpi, "savefig.bbox": None}):
         player = FuncAnimation(fig, lambda frame: update(frame) or [], frames=frames, cache_frame_data=False)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Animation was deleted")
             with tempfile.TemporaryDirectory() as folder:
                 page = Path(folder) / "player.html"
-                player.save(page, writer=_TransparentFrames(fps=fps, embed_frames=True, default_mode=loop))
+                player.save(page, writer=_TransparentFrames(fps=fps, embed_frames=True, default_mode="once"))
                 html = page.read_text(encoding="utf-8")
     plt.close(fig)
     return HTML(_offline(html, alt))

@@ -1,13 +1,11 @@
 """The same results on both devices: samples, starts and noise to the last bit, short runs of each kernel to rounding.
 
-"paper" is a card of paper on which the code for a GPU runs where there is none (see paper_card.py): it shows tensors
-that lie on the wrong device, random numbers drawn on the card, and waits for it, but not a GPU's arithmetic.
+All of it needs a GPU, but for the steps that a GPU records: on the meta device, which has shapes and no numbers, they
+show whether they mix devices or read a number back.
 """
 
-import paper_card
 import pytest
 import torch
-from paper_card import CUDA
 
 from lib.data import image_sets, label_noise
 from lib.data.sentences import sentence_task
@@ -20,18 +18,8 @@ from lib.training import sentences as descent_sentences
 from lib.training.sgd import SGD, train
 from lib.training.unconstrained import Descent, Runs, gradient_descent, random_runs
 
+CUDA = torch.device("cuda", 0)
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(params=["paper", pytest.param("cuda", marks=needs_a_gpu)])
-def card(request):
-    """The card to compare with; on the one of paper, graphs are recorded and replayed as well."""
-    if request.param == "cuda":
-        yield None
-    else:
-        with paper_card.installed() as graphs, paper_card.Device() as device:
-            device.graphs = graphs
-            yield device
 
 
 def on_both(function):
@@ -42,54 +30,28 @@ def on_both(function):
 # Random numbers ------------------------------------------------------------------------------------------------------
 
 
+@needs_a_gpu
 @pytest.mark.parametrize("noise", [label_noise.corrupt, label_noise.latent_classes])
-def test_label_noise_is_the_same(card, noise):
+def test_label_noise_is_the_same(noise):
     here, there = on_both(lambda device: noise((torch.arange(200) % 4).to(device), 4, 0.3, seed=5))
     assert all(part.device == CUDA for part in there)
     for ours, theirs in zip(here, there, strict=True):
         assert torch.equal(ours, theirs.cpu())
 
 
-def test_images_and_labels_are_the_same(card):
+@needs_a_gpu
+def test_images_and_labels_are_the_same():
     here, there = on_both(lambda device: image_sets.load("digits", per_class=5, test_per_class=3, seed=7).to(device))
     for name in ("x", "y", "x_test", "y_test"):
         theirs = getattr(there, name)
         assert theirs.device == CUDA and torch.equal(getattr(here, name), theirs.cpu())
 
 
-def test_the_card_of_paper_notices_random_numbers_that_are_drawn_on_it():
-    with paper_card.Device():
-        y = torch.arange(4).to(CUDA)
-        for draw in (torch.rand_like, torch.randn_like):
-            with pytest.raises(AssertionError, match="on the card"):
-                draw(y, dtype=torch.float32)
-        for draw in (torch.randperm, torch.rand):
-            with pytest.raises(AssertionError, match="on the card"):
-                draw(4, device=CUDA)
-        with pytest.raises(AssertionError, match="on the card"):
-            y.float().normal_()
-
-
-def test_the_card_of_paper_notices_two_devices_and_waits():
-    with paper_card.Device() as device:
-        x = torch.arange(4.0).to(CUDA)
-        with pytest.raises(RuntimeError, match="two devices"):
-            x + torch.ones(4)
-        with pytest.raises(TypeError, match="numpy"):
-            x.numpy()
-        device.waits.clear()
-        assert torch.equal((2 * x + 1)[1:].to("cpu"), torch.tensor([3.0, 5.0, 7.0])) and len(device.waits) == 1
-        assert x.sum().item() == 6 and len(device.waits) == 2
-        assert x.tolist() == [0, 1, 2, 3] and len(device.waits) == 3
-        assert x[torch.tensor([1])].device == CUDA and len(device.waits) == 4, "an index comes from the processor"
-        assert (x + x.new_tensor(1.0)).device == torch.zeros(1, device=CUDA).device == CUDA
-        assert len(device.waits) == 5, "and so does a number that becomes a tensor"
-
-
-def test_the_global_generators_are_left_alone(card):
+@needs_a_gpu
+def test_the_global_generators_are_left_alone():
     """So that nothing depends on what ran before, on either device; a run of every kernel."""
     before = torch.get_rng_state()
-    for kernel in (sentences(True, 4), descent(True, True, 10), perceptrons()):
+    for kernel in (sentences(True, 4), descent(True, True, 10), some_perceptrons()):
         kernel(CUDA)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -112,24 +74,15 @@ def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30):
     return run
 
 
+@needs_a_gpu
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("batch_size", [4, 7, 60, 100])
-def test_sgd_on_sentences_agrees_to_rounding(card, normalize, batch_size):
+def test_sgd_on_sentences_agrees_to_rounding(normalize, batch_size):
     """Sixty sentences; in double precision, and in single precision while it has not grown apart."""
     for ours, theirs in zip(*on_both(sentences(normalize, batch_size)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
     for ours, theirs in zip(*on_both(sentences(normalize, batch_size, torch.float32, 40, 10)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-
-
-def test_sgd_on_sentences_is_recorded_and_waits_for_its_looks_only():
-    waits = {}
-    for steps, every in ((60, 30), (180, 30), (180, 90)):
-        with paper_card.installed() as graphs, paper_card.Device() as device:
-            sentences(False, 4, steps=steps, every=every)(CUDA)
-            waits[steps, every] = len(device.waits) - steps // every  # a look copies W to the processor
-            assert graphs.recordings == 1 and graphs.replays * 10 > 0.5 * steps
-    assert len(set(waits.values())) == 1
 
 
 def descent(relu, bias, steps, per_run=False, reduce=True):
@@ -149,15 +102,17 @@ def descent(relu, bias, steps, per_run=False, reduce=True):
     return run
 
 
+@needs_a_gpu
 @pytest.mark.parametrize("relu, bias", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("per_run, reduce", [(False, True), (True, True), (False, False)])
-def test_gradient_descent_agrees_to_rounding(card, relu, bias, per_run, reduce):
+def test_gradient_descent_agrees_to_rounding(relu, bias, per_run, reduce):
     for ours, theirs in zip(*on_both(descent(relu, bias, 130, per_run, reduce)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
+@needs_a_gpu
 @pytest.mark.parametrize("per_run", [False, True])
-def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(card, per_run, monkeypatch):
+def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(per_run, monkeypatch):
     """On a card graphs of several groups would wait for one another."""
     start, y = random_runs(3, 4, 5, 3, range(6), 0.5), labels(3, 4)
     means = start.H.unflatten(-1, (3, 4)).mean(-1).repeat_interleave(4, -1)
@@ -190,16 +145,6 @@ def test_groups_that_are_joined_keep_the_order_of_the_runs():
     torch.testing.assert_close(joined.runs(), group.runs())
 
 
-def test_gradient_descent_waits_for_its_looks_only():
-    """Looks at the start, after 50 steps and at the end; from 51 steps to 100 there are only more replays."""
-    waits = []
-    for steps in (60, 100):
-        with paper_card.installed(), paper_card.Device() as device:
-            descent(True, True, steps)(CUDA)
-            waits.append(device.waits)
-    assert waits[0] == waits[1]
-
-
 def some_perceptrons(batch_size=16):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(53, 12, generator=generator, dtype=torch.float64)
@@ -216,19 +161,11 @@ def some_perceptrons(batch_size=16):
     return run
 
 
+@needs_a_gpu
 @pytest.mark.parametrize("batch_size", [16, 53])
-def test_perceptrons_agree_to_rounding(card, batch_size):
+def test_perceptrons_agree_to_rounding(batch_size):
     for ours, theirs in zip(*on_both(some_perceptrons(batch_size)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
-
-
-def test_perceptrons_wait_between_epochs_only():
-    waits = []
-    for batch_size in (27, 14):
-        with paper_card.Device() as device:
-            some_perceptrons(batch_size)(CUDA)
-            waits.append(device.waits)
-    assert waits[0] == waits[1]
 
 
 @pytest.fixture
@@ -240,8 +177,9 @@ def float32_as_it_is():
     convolutions.fp32_precision = before
 
 
-@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 5e-2, marks=needs_a_gpu)])
-def test_resnets_side_by_side_agree(card, float32_as_it_is, mixed_precision, rtol):
+@needs_a_gpu
+@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), (True, 5e-2)])
+def test_resnets_side_by_side_agree(float32_as_it_is, mixed_precision, rtol):
     """Losses after a few steps."""
     x, y = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
 
@@ -256,8 +194,9 @@ def test_resnets_side_by_side_agree(card, float32_as_it_is, mixed_precision, rto
     torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), pytest.param(True, 5e-2, marks=needs_a_gpu)])
-def test_a_resnet18_agrees(card, float32_as_it_is, mixed_precision, rtol):
+@needs_a_gpu
+@pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), (True, 5e-2)])
+def test_a_resnet18_agrees(float32_as_it_is, mixed_precision, rtol):
     x, y = torch.randn(48, 1, 14, 14, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 4
 
     def run(device):
@@ -267,3 +206,26 @@ def test_a_resnet18_agrees(card, float32_as_it_is, mixed_precision, rtol):
         return torch.tensor([row["loss"] for row in history])
 
     torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)
+
+
+# Steps that a GPU records ---------------------------------------------------------------------------------------------
+
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_step_on_sentences_runs_without_numbers_on_one_device(normalize):
+    W, U = (part.to(META) for part in models_sentences.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
+    words, classes = torch.zeros(4, 3, dtype=torch.int64, device=META), torch.zeros(4, dtype=torch.int64, device=META)
+    descent_sentences._step(W, U, words, classes, descent_sentences.SentenceSGD(1e-2, 0.2, 4, 1, normalize))
+
+
+@pytest.mark.parametrize("relu, bias", [(False, False), (True, True)])
+@pytest.mark.parametrize("per_run", [False, True])
+def test_a_step_of_gradient_descent_runs_without_numbers_on_one_device(relu, bias, per_run):
+    start, y = random_runs(3, 12, 5, 3, range(4), 0.5, bias), labels(3, 12, META)
+    start = Runs(start.H.to(META), [W.to(META) for W in start.Ws], start.b.to(META) if bias else None)
+    rate = torch.ones(4, dtype=torch.float64, device=META) if per_run else 0.1
+    pace = unconstrained._Pace(rate, [0.02, *[0.01] * 3], 0.0, 36).of_runs(start.H)
+    samples = unconstrained._every_sample(start.H, y, 3)
+    unconstrained._step_on_device(samples, start.Ws, start.b, pace, relu)()

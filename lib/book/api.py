@@ -32,13 +32,16 @@ class Name(NamedTuple):
 
 
 def modules() -> list[str]:
-    """The public modules of `lib`, in alphabetical order; a package that has `__all__` stands for its modules."""
+    """The public modules of `lib`, in alphabetical order; one from which its package lists names is part of that."""
     found = []
     for path in sorted((ROOT / "lib").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if "book" not in path.relative_to(ROOT).parts and public(name):
+        if "book" not in path.relative_to(ROOT).parts and path.stem != "__main__" and public(name):
             found.append(name)
-    return [name for name in found if name.rpartition(".")[0] not in found]
+    listed = {(name, each.name) for name in found for each in public(name)}
+    return [
+        name for name in found if not any((name.rpartition(".")[0], each.name) in listed for each in public(name))
+    ]
 
 
 @cache

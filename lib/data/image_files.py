@@ -206,7 +206,10 @@ def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
 
 
 def read(name: str, folder: Path) -> Raw:
-    """A set of the book, its files verified before anything in them is interpreted."""
+    """A set of the book, its files verified before anything in them is interpreted.
+
+    FileNotFoundError says what is absent and how to get it; ValueError names a file that is damaged or incomplete.
+    """
     _verify(name, folder)
     sets = torchvision.datasets
     if name == "digits":
@@ -235,7 +238,7 @@ def read(name: str, folder: Path) -> Raw:
 
 
 def read_own(path: Path) -> Raw:
-    """The reader's own images, in the forms that this module's beginning describes."""
+    """The reader's own images, in the forms that this module's beginning describes. ValueError for other forms."""
     if path.is_dir():
         return _read_folder(path)
     if not path.is_file():
@@ -274,7 +277,10 @@ def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
 
 
 def decoded(files: Sequence[str]) -> np.ndarray:
-    """(N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise; all files have to be of one size."""
+    """(N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise.
+
+    ValueError for a file that is no image, and for images of more than one size.
+    """
     from PIL import Image
 
     images = []

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lib import checks
+
 
 class Noise(NamedTuple):
     """Labels before and after, `(N,)` each, and the mask `(N,)` of the samples that the noise has picked."""
@@ -96,11 +98,7 @@ def latent_classes(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
 
 
 def _check(y_true: Tensor, K: int, eta: float) -> None:
-    if not isinstance(K, int) or K < 2:
-        raise ValueError(f"K = {K!r}: at least 2 classes are needed")
+    checks.integers(2, K=K)
     if not 0 <= eta <= 1:
         raise ValueError(f"eta = {eta!r}: a number in [0, 1] is needed")
-    if y_true.ndim != 1 or y_true.dtype != torch.int64:
-        raise ValueError(f"y_true is {y_true.dtype} of shape {tuple(y_true.shape)}: int64 labels (N,) are needed")
-    if len(y_true) and (y_true.min() < 0 or y_true.max() >= K):
-        raise ValueError(f"y_true has labels from {int(y_true.min())} to {int(y_true.max())}: 0..{K - 1} are allowed")
+    checks.labels(y_true, len(y_true), K, every=False)

@@ -357,13 +357,10 @@ def symmetric_counts(latents: Tensor, n_c: int) -> Tensor:
     """
     _check_latents(latents, n_c)
     K, L = latents.shape
-    full = [comb(L - 1, r) * (n_c - 1) ** r for r in range(L + 1)]
-    same, other = (
-        torch.tensor([K * count / n_c**L for count in counts], dtype=torch.float64)
-        for counts in (full[1:], full[:-1])  # at r, and at r - 1
-    )
+    counts = [K * (comb(L - 1, r) * (n_c - 1) ** r) / n_c**L for r in range(L + 1)]
+    expected = torch.tensor(counts, dtype=torch.float64)[:, None, None]
     hot = torch.nn.functional.one_hot(latents, n_c).to(torch.bool)[:, None, :, :]
-    return torch.where(hot, same[None, :, None, None], other[None, :, None, None])
+    return torch.where(hot, expected[1:], expected[:-1])
 
 
 def symmetry_deviation(latents: Tensor, n_c: int) -> float:

@@ -24,8 +24,10 @@ TITLES = {
     "numerical_rank": "rank of the means",
     "condition_number": "condition number",
 }
+#: Drawn on a logarithmic axis.
 LOGARITHMIC = ("nc1", "dilation", "condition_number")
-MOST_NAMES = 14  # layers that are named on one axis
+#: Layers that are named on one axis.
+MOST_NAMES = 14
 
 
 def over_layers(measures) -> Figure:

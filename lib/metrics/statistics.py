@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lib import checks
+
 
 class Line(NamedTuple):
     r"""The least-squares line :math:`y = \mathtt{slope}\, x + \mathtt{intercept}` and the variance it explains, `r2`.
@@ -129,8 +131,7 @@ def bootstrap(
     """
     if not 0 < level < 1:
         raise ValueError(f"level = {level}: it must lie in (0, 1)")
-    if resamples < 1:
-        raise ValueError(f"resamples = {resamples}: at least one is needed")
+    checks.positive_integers(resamples=resamples)
     groups = [np.asarray(group, dtype=float) for group in groups]
     if not groups:
         raise ValueError("groups is empty: at least one group is needed")

@@ -20,7 +20,8 @@ class Tracker:
         tracker.plot()
 
     Called between epochs it leaves training as it was: the mode of every part of the model, its buffers, gradients and
-    the generators of random numbers (:func:`measure`). It also serves as the `callback` of :func:`lib.training.sgd.train`.
+    the generators of random numbers (:func:`measure`). It also serves as the `callback` of
+    :func:`lib.training.sgd.train`.
 
     Parameters
     ----------

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lib import checks
+
 
 def squared_error(scores: Tensor, y: Tensor) -> Tensor:
     r"""Squared error against one-hot targets, :math:`\frac{1}{2N} \sum_{i=1}^N \|s_i - e_{y_i}\|^2`.
@@ -100,8 +102,7 @@ def label_smoothing(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
     [0.0004, 0.6754]
     """
     _check(scores, y)
-    if not 0 <= alpha < 1:
-        raise ValueError(f"alpha = {alpha!r}: a number in [0, 1) is needed")
+    checks.shares(alpha=alpha)
     return F.cross_entropy(scores, y, label_smoothing=alpha)
 
 

@@ -278,16 +278,19 @@ class ResNet20(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
+        """What the head reads: the mean over positions of the last maps."""
         maps = torch.relu(self.bn1(self.conv1(x)))
         return self.avgpool(self.layer3(self.layer2(self.layer1(maps)))).flatten(1)
 
     def layers(self, x: Tensor) -> list[Tensor]:
+        """The features, and what each layer of the head makes of them; the scores are the last."""
         found = [self.features(x)]
         for position, W in enumerate(self.head):
             found.append(W(self.relu(found[-1]) if position else found[-1]))
         return found
 
     def forward(self, x: Tensor) -> Tensor:
+        """The scores."""
         return self.layers(x)[-1]
 
 

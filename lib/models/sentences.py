@@ -258,10 +258,8 @@ def weight_decay(W: Tensor, U: Tensor, lam: float, normalize: bool = False) -> T
     >>> weight_decay(W, U, lam=1.0, normalize=True).item()
     2.0
     """
-    decay = U.square().sum()
-    if not normalize:
-        decay = decay + W.square().sum()
-    return 0.5 * lam * decay
+    squares = U.square().sum()
+    return 0.5 * lam * (squares if normalize else squares + W.square().sum())
 
 
 @torch.no_grad()

@@ -60,7 +60,7 @@ def keep(folder: Path, key: str, record: Mapping) -> dict:
 def finished(folder: str | Path, keys: Iterable[str]) -> dict[str, dict]:
     """The records that the folder, which need not exist, holds under the keys.
 
-    Warns (UserWarning) of a file that is damaged, by its name; that run counts as not made.
+    Warns (UserWarning, no ValueError) of a file that is damaged, by its name; that run counts as not made.
     """
     found = {}
     for key in keys:

@@ -138,7 +138,6 @@ def fit_sentences(
     normalize: bool = False,
     seed: int = 0,
     tolerance: float = 3e-5,
-    max_evaluations: int = 500,
     start: tuple[Tensor, Tensor] | None = None,
 ) -> Fit:
     r"""The minimiser of the empirical risk (equation 2; 3 with `normalize`) by full-batch L-BFGS from a random start.
@@ -154,7 +153,7 @@ def fit_sentences(
         Sentences `(N, L)` and classes `(N,)`, on the device to compute on.
     n_w, d, lam
         Words, width, weight decay.
-    tolerance, max_evaluations
+    tolerance
         As in :func:`lbfgs`.
     start
         Weights `(W, U)` to start from in place of random ones: with many sentences, those of a fit to a part of them.
@@ -187,5 +186,5 @@ def fit_sentences(
             counts = torch.bincount(x.flatten(), minlength=n_w).clamp(min=1).to(W)
             W = 0.03 * F.normalize(W, dim=1) * (counts / counts.mean()).sqrt()[:, None]
     risk = full_batch_risk(SentenceSet(x, n_w), y, lam, normalize)
-    record = lbfgs(risk, [W, U], tolerance, max_evaluations, scale_invariant=[0] if normalize else [])
+    record = lbfgs(risk, [W, U], tolerance, scale_invariant=[0] if normalize else [])
     return Fit(W, U, normalize, record)

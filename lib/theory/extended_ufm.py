@@ -58,8 +58,7 @@ def bias_free(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) 
     >>> bias_free(K=2, n=1, lam_w=1.0, lam_h=1.0).rho  # too strong a decay
     0.0
     """
-    _check_sizes(K, n, d)
-    return _one_layer(K, n, lam_w, lam_h, 1.0)
+    return _one_layer(K, n, lam_w, lam_h, 1.0, d, K)
 
 
 def free_bias(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) -> OneLayer:
@@ -73,8 +72,7 @@ def free_bias(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) 
     >>> round(found.c, 4), round(found.rho, 4), found.bias
     (0.2, 0.6, 0.25)
     """
-    _check_sizes(K, n, d, least=K - 1)
-    return _one_layer(K, n, lam_w, lam_h, 0.0)
+    return _one_layer(K, n, lam_w, lam_h, 0.0, d, K - 1)
 
 
 def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float, d: int | None = None) -> OneLayer:
@@ -95,14 +93,13 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float, d
     >>> round(bias_free(4, 1, 0.05, 0.05).objective, 4)
     0.18
     """
-    _check_sizes(K, n, d)
     checks.positive(lam_b=lam_b)
-    return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
+    return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b), d, K)
 
 
-def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:
+def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float, d: int | None, least: int) -> OneLayer:
     """The minimum where a share `mu` of the squared error along 1_K is left once the bias has done its part."""
-    checks.positive(lam_w=lam_w, lam_h=lam_h)
+    _check(K, n, d, least, lam_w=lam_w, lam_h=lam_h)
     c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
     frame = max(1 - c, 0.0)
     centre = max(1 - c / mu, 0.0) if mu > 0 else 0.0
@@ -160,8 +157,7 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float, d: in
     >>> two_layer(K=4, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1).score  # c is too large
     0.0
     """
-    _check_sizes(K, n, d)
-    checks.positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
+    _check(K, n, d, K, lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
     geometric = (n * lam_w2 * lam_w1 * lam_h1) ** (1 / 3)
     c = K * geometric
     x = larger_root(c) if c < TWO_LAYER_THRESHOLD else 0.0
@@ -219,9 +215,9 @@ def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
     return torch.linalg.qr(normal)[0]
 
 
-def _check_sizes(K: int, n: int, d: int | None, least: int | None = None) -> None:
-    """ValueError unless there are two classes, samples, and (where `d` is given) at least K or `least` dimensions."""
+def _check(K: int, n: int, d: int | None, least: int, **lams: float) -> None:
+    """ValueError unless there are two classes, samples, `least` dimensions (where `d` is given) and positive decays."""
     checks.integers(2, K=K)
     checks.positive_integers(n=n)
-    if d is not None:
-        checks.integers(least or K, d=d)
+    checks.integers(least, d=least if d is None else d)
+    checks.positive(**lams)

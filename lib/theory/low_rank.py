@@ -39,6 +39,10 @@ from lib import checks
 
 #: Features :math:`H_1` and weights :math:`W_1, \dots, W_L`.
 Solution = tuple[Tensor, list[Tensor]]
+#: One weight decay for all factors, or :math:`\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L}`.
+Decays = float | Sequence[float]
+#: One width for all layers of features, or :math:`d_1, \dots, d_L`; None for the smallest.
+Widths = int | Sequence[int] | None
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -158,7 +162,7 @@ def _minimum(family: _Family, K: int, L: int, lam: list[float], n: int) -> tuple
     return (zero, 0.0) if best is None or value(best) >= zero else (value(best), math.exp(best))
 
 
-def srg_loss(r: int, L: int, lam: float | Sequence[float], n: int) -> float:
+def srg_loss(r: int, L: int, lam: Decays, n: int) -> float:
     r"""The loss of the graph solution for :math:`K = \frac{r(r-1)}2` classes, at the best scales.
 
     .. math::
@@ -182,7 +186,7 @@ def srg_loss(r: int, L: int, lam: float | Sequence[float], n: int) -> float:
     return float(_minimum(_graph_family(r, L), r * (r - 1) // 2, L, lam, n)[0])
 
 
-def dnc_loss(K: int, L: int, lam: float | Sequence[float], n: int) -> float:
+def dnc_loss(K: int, L: int, lam: Decays, n: int) -> float:
     r"""The loss of deep neural collapse at the best scale, (10)/2:
 
     .. math:: \min_{u \ge 0}\ \frac12\,\frac1{1 + u^L} + \frac L2\,(K^{L+1}\Lambda)^{1/L}\,u .
@@ -199,7 +203,7 @@ def dnc_loss(K: int, L: int, lam: float | Sequence[float], n: int) -> float:
     return float(_minimum(_frame_family(K, L), K, L, lam, n)[0])
 
 
-def general_srg_loss(K: int, L: int, lam: float | Sequence[float], n: int, construction: int = 1) -> float:
+def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1) -> float:
     r"""The loss of the graph solution for any :math:`K \ge 6`, by either construction of Definition 11.
 
     1. The losses of a graph solution for the largest :math:`\binom r2 \le K` and of deep neural collapse for the other
@@ -239,13 +243,7 @@ def general_srg_loss(K: int, L: int, lam: float | Sequence[float], n: int, const
 # Matrices -------------------------------------------------------------------------------------------------------------
 
 
-def srg_solution(
-    r: int,
-    L: int,
-    lam: float | Sequence[float],
-    n: int,
-    d: int | Sequence[int] | None = None,
-) -> Solution:
+def srg_solution(r: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solution:
     r"""The graph solution of Definition 9 as matrices, at the scales that minimise the objective.
 
     Parameters
@@ -281,18 +279,11 @@ def srg_solution(
     checks.integers(4, r=r)
     lam = _problem(L, 2, lam, n)
     K = r * (r - 1) // 2
-    u = _minimum(_graph_family(r, L), K, L, lam, n)[1]
-    M1, Ws = _matrices(unit_incidence(r), _last_rows(r), u, K, L, lam, n, d)
+    M1, Ws = _matrices(_graph_family(r, L), unit_incidence(r), _last_rows(r), K, L, lam, n, d)
     return M1.repeat_interleave(n, 1), Ws
 
 
-def dnc_solution(
-    K: int,
-    L: int,
-    lam: float | Sequence[float],
-    n: int,
-    d: int | Sequence[int] | None = None,
-) -> Solution:
+def dnc_solution(K: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solution:
     """Deep neural collapse (Definition 10) as matrices, at the scales that minimise the objective.
 
     `K >= 2`, `L >= 1`; widths are K by default. Otherwise as :func:`srg_solution`.
@@ -304,20 +295,12 @@ def dnc_solution(
     """
     checks.integers(2, K=K)
     lam = _problem(L, 1, lam, n)
-    u = _minimum(_frame_family(K, L), K, L, lam, n)[1]
     eye = torch.eye(K, dtype=torch.float64)
-    M1, Ws = _matrices(eye, eye, u, K, L, lam, n, d)
+    M1, Ws = _matrices(_frame_family(K, L), eye, eye, K, L, lam, n, d)
     return M1.repeat_interleave(n, 1), Ws
 
 
-def general_srg_solution(
-    K: int,
-    L: int,
-    lam: float | Sequence[float],
-    n: int,
-    construction: int = 1,
-    d: int | Sequence[int] | None = None,
-) -> Solution:
+def general_srg_solution(K: int, L: int, lam: Decays, n: int, construction: int = 1, d: Widths = None) -> Solution:
     """Definition 11 for any K >= 6 as matrices; what the constructions do is said at :func:`general_srg_loss`.
 
     In construction 1 the widths beyond the smallest go to the graph's block, and K units are enough in every layer;
@@ -331,18 +314,14 @@ def general_srg_solution(
     r = _general(K, construction)
     lam = _problem(L, 2, lam, n)
     size = r * (r - 1) // 2
-    if size == K:
-        return srg_solution(r, L, lam, n, d)
-    if size > K:
+    if size >= K:
         H1, Ws = srg_solution(r, L, lam, n, d)
         return H1[:, (size - K) * n :], [*Ws[:-1], Ws[-1][size - K :]]
     rest = K - size
     widths = _widths(d, [w + rest for w in _smallest(r, size, L)])
-    u = _minimum(_graph_family(r, L), K, L, lam, n)[1]
-    graph = _matrices(unit_incidence(r), _last_rows(r), u, K, L, lam, n, [w - rest for w in widths])
-    u = _minimum(_frame_family(rest, L), K, L, lam, n)[1]
-    eye = torch.eye(rest, dtype=torch.float64)
-    frame = _matrices(eye, eye, u, K, L, lam, n, [rest] * L)
+    for_graph, eye = [w - rest for w in widths], torch.eye(rest, dtype=torch.float64)
+    graph = _matrices(_graph_family(r, L), unit_incidence(r), _last_rows(r), K, L, lam, n, for_graph)
+    frame = _matrices(_frame_family(rest, L), eye, eye, K, L, lam, n, [rest] * L)
     M1 = torch.block_diag(graph[0], frame[0])
     Ws = [torch.block_diag(a, b) for a, b in zip(graph[1], frame[1], strict=True)]
     return M1.repeat_interleave(n, 1), Ws
@@ -353,17 +332,9 @@ def _smallest(t: int, k: int, L: int) -> list[int]:
     return [t] * (L - 1) + [k]
 
 
-def _matrices(
-    T: Tensor,
-    B: Tensor,
-    u: float,
-    K: int,
-    L: int,
-    lam: list[float],
-    n: int,
-    d: int | Sequence[int] | None,
-) -> Solution:
-    """M_1 and the weights for the rows T and P = B T at the scale u, in a problem with K classes."""
+def _matrices(family: _Family, T: Tensor, B: Tensor, K: int, L: int, lam: list[float], n: int, d: Widths) -> Solution:
+    """M_1 and the weights for the rows T and P = B T at the family's best scale, in a problem with K classes."""
+    u = _minimum(family, K, L, lam, n)[1]
     t, k = len(T), len(B)
     d = _widths(d, _smallest(t, k, L))
     if u == 0:
@@ -419,7 +390,7 @@ def _factors(C: Tensor, lam_m: float, lam_w: float, d: int) -> tuple[Tensor, Ten
 # At the door ----------------------------------------------------------------------------------------------------------
 
 
-def _decays(lam: float | Sequence[float], L: int) -> list[float]:
+def _decays(lam: Decays, L: int) -> list[float]:
     """(lam_H1, lam_W1, ..., lam_WL)."""
     if isinstance(lam, Tensor | np.ndarray):
         lam = lam.tolist()
@@ -431,7 +402,7 @@ def _decays(lam: float | Sequence[float], L: int) -> list[float]:
     return [float(value) for value in lams]
 
 
-def _problem(L: int, least: int, lam: float | Sequence[float], n: int) -> list[float]:
+def _problem(L: int, least: int, lam: Decays, n: int) -> list[float]:
     checks.integers(least, L=L)
     checks.integers(1, n=n)
     return _decays(lam, L)
@@ -445,7 +416,7 @@ def _general(K: int, construction: int) -> int:
     return r if construction == 1 or r * (r - 1) // 2 == K else r + 1
 
 
-def _widths(d: int | Sequence[int] | None, smallest: list[int]) -> list[int]:
+def _widths(d: Widths, smallest: list[int]) -> list[int]:
     if d is None:
         return smallest
     widths = list(d) if isinstance(d, Sequence) else [d] * len(smallest)

@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, roots_jacobi
 
+from lib.checks import integers
+
 #: Arrays of float64, of any shape.
 Array = NDArray[np.float64]
 
@@ -132,8 +134,7 @@ def embed(problem: Model, M: int, seed: int = 0) -> tuple[Array, Array]:
     >>> bool(np.isclose((W[0] - W[1]) @ H[0], problem.s))
     True
     """
-    if not isinstance(M, (int, np.integer)) or M < 2:
-        raise ValueError(f"M={M!r}: two orthogonal means need at least 2 dimensions")
+    integers(2, M=M)
     if np.ndim(problem.s):
         raise ValueError(f"a problem of shape {np.shape(problem.s)}: one problem, of shape (), is needed")
     rng = np.random.default_rng(seed)
@@ -171,7 +172,8 @@ def sphere(M: int, points: int = 64) -> Law:
     >>> round(float((law.weights * law.nodes**2).sum()), 6)
     0.2
     """
-    return _round(M, (M - 3) / 2, 1.0, points)
+    integers(2, M=M)
+    return _round((M - 3) / 2, 1.0, points)
 
 
 def ball(M: int, points: int = 64) -> Law:
@@ -183,12 +185,11 @@ def ball(M: int, points: int = 64) -> Law:
     >>> round(float((law.weights * law.nodes**2).sum()), 6), round(law.A**2, 6)
     (0.2, 1.4)
     """
-    return _round(M, (M - 1) / 2, math.sqrt((M + 2) / M) if M > 0 else 1.0, points)
+    integers(2, M=M)
+    return _round((M - 1) / 2, math.sqrt((M + 2) / M), points)
 
 
-def _round(M: int, power: float, radius: float, points: int) -> Law:
-    if not isinstance(M, (int, np.integer)) or M < 2:
-        raise ValueError(f"M={M!r}: two orthogonal means need at least 2 dimensions")
+def _round(power: float, radius: float, points: int) -> Law:
     nodes, weights = roots_jacobi(points, power, power)
     return Law(radius * nodes, weights / weights.sum(), radius)
 
@@ -215,7 +216,7 @@ def three_point(A: ArrayLike, cosine: float = 1.0) -> Law:
     """
     A = _reach(A)
     if not -1 <= cosine <= 1:
-        raise ValueError(f"cosine={cosine!r}: a number in [-1, 1] is needed")
+        raise ValueError(f"cosine = {cosine!r}: a number in [-1, 1] is needed")
     mass = 1 / (2 * A**2)
     return Law(_wide(A * cosine) * np.array([-1.0, 0.0, 1.0]), np.stack([mass, 1 - 2 * mass, mass], -1), A)
 
@@ -396,24 +397,6 @@ def constants(problem: Model, A: ArrayLike) -> Constants:
     )
 
 
-def dilation_bound(problem: Model, A: ArrayLike) -> Array:
-    r"""Our lower bound of :math:`r_*/r_{\max}` for laws :math:`\mu_r` of :math:`rz`, or 0.
-
-    :math:`1 - \min(\epsilon_0, \epsilon_1)` with :math:`\epsilon_0 = \frac p{\sqrt2}\max(1, A\sqrt\eta)` and
-    :math:`\epsilon_1 = p\max(2p, A\sqrt{2\eta})`; Lemma C.6 has :math:`1 - Ap`. `A` broadcasts against the problem.
-    ValueError when A < 1.
-
-    >>> problem = model(1e-4, 1e-4, 0.0, 0.1, 20.0)
-    >>> bound = dilation_bound(problem, A=1.0)
-    >>> bool(0 < bound <= optimal_dilation(problem, sphere(4)) / problem.r_max)
-    True
-    """
-    reach = _reach(A) * np.sqrt(problem.eta)
-    first = problem.p / math.sqrt(2) * np.maximum(1, reach)
-    second = problem.p * np.maximum(2 * problem.p, math.sqrt(2) * reach)
-    return np.maximum(1 - np.minimum(first, second), 0)
-
-
 def _wide(values: ArrayLike) -> Array:
     return np.asarray(values)[..., None]
 
@@ -426,6 +409,4 @@ def _dilation(r: ArrayLike) -> Array:
 
 def _check(name: str, values: Array, fine: Array, needed: str) -> None:
     if not np.all(fine):
-        raise ValueError(
-            f"{name}={values[~fine].flat[0]:g}: {needed}" if values.ndim else f"{name}={values:g}: {needed}"
-        )
+        raise ValueError(f"{name} = {values[~fine].flat[0]:g}: {needed}")

@@ -5,7 +5,8 @@ objective :func:`lib.models.unconstrained.layer_peeled`. One inequality carries 
 
 .. math:: P(W, H) \ge -\frac{\|W\|\,\|H\|}{\sqrt{KN(N-1)}},
 
-where P is :func:`score_difference`. It leaves a convex function of one number, the average margin s:
+where P is the average difference between a wrong score and the right one. It leaves a convex function of one number,
+the average margin s:
 
 .. math::
     \varphi(s) = \log\big(1 + (N-1)e^{-s}\big) + (\beta + 2\kappa)s, \qquad
@@ -149,26 +150,6 @@ def nc_configuration(
     return torch.from_numpy(W), torch.from_numpy(means).repeat_interleave(K, 1)
 
 
-def score_difference(W: Tensor, H: Tensor, y: Tensor) -> Tensor:
-    r"""P(W, H) of Lemma B.1, `(...)`: how far the scores of the wrong classes lie above the right one, on average.
-
-    .. math:: P(W, H) = \frac1{KN(N-1)} \sum_{k,n} \sum_{m \ne n} \langle w_m - w_n, h_n^{(k)}\rangle
-
-    `W: (..., N, M)`, `H: (..., M, N K)` non-negative, `y: (N K,)` in `0..N-1`. ValueError for shapes or labels that do
-    not fit, and for negative features. Source: Appendix B.3.
-
-    >>> W, H = nc_configuration(N=3, K=2, M=6, lam_w=0.01, lam_h=0.01)
-    >>> y = torch.tensor([0, 0, 1, 1, 2, 2])
-    >>> bound = -W.norm() * H.norm() / math.sqrt(2 * 3 * 2)
-    >>> abs(score_difference(W, H, y) - bound).item() < 1e-12  # equality in Lemma B.1
-    True
-    """
-    _check_pair(W, H, y)
-    Z, N = W @ H, W.shape[-2]
-    own = Z.gather(-2, y.expand(*Z.shape[:-2], 1, len(y))).squeeze(-2)
-    return (Z.sum(-2) - N * own).mean(-1) / (N - 1)
-
-
 class Distance(NamedTuple):
     """How far a pair is from Definition 3.1, one number per condition; all zero exactly for a configuration.
 
@@ -192,17 +173,21 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     r"""How far `W: (N, M)` and `H: (M, N K)`, labels `y: (N K,)`, are from Definition 3.1.
 
     The definition writes :math:`P_{h^\perp} h_n` for what is :math:`h_n - h` once (ii) holds; the projection itself is
-    evaluated here. nan where the means, or W, are zero. ValueError as :func:`score_difference`, and for several runs.
+    evaluated here. nan where the means, or W, are zero. ValueError for several runs, shapes or labels that do not
+    fit, and negative features.
 
     >>> W, H = nc_configuration(N=3, K=2, M=6, lam_w=0.01, lam_h=0.01)
     >>> distance = nc_distance(W, H, torch.tensor([0, 0, 1, 1, 2, 2]))
     >>> max(distance.within, distance.frame, distance.duality) < 1e-12
     True
     """
-    _check_pair(W, H, y)
     if W.ndim != 2 or H.ndim != 2:
         raise ValueError(f"W has shape {tuple(W.shape)}, H {tuple(H.shape)}: the matrices of one run are needed")
-    N = W.shape[-2]
+    N = len(W)
+    check(H, [W], y, 1.0, 1.0)
+    check_balanced(y, N)
+    if not bool((H >= 0).all()):
+        raise ValueError("H has entries that are negative or nan: features have to be non-negative")
     means = torch.stack([H[:, y == n].mean(1) for n in range(N)], 1)
     h = means.mean(1, keepdim=True)
     gram = means.T @ means
@@ -217,18 +202,8 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     )
 
 
-def _check_pair(W: Tensor, H: Tensor, y: Tensor) -> None:
-    check(H, [W], y, 1.0, 1.0)
-    check_balanced(y, W.shape[-2])
-    if not bool((H >= 0).all()):
-        raise ValueError("H has entries that are negative or nan: features have to be non-negative")
-
-
 def _check_sizes(N: int, K: int, M: int | None = None) -> None:
-    """ValueError that names the first size that is too small; `M` is looked at where given."""
-    for name, value, least in (("N", N, 2), ("K", K, 1), ("M", M, N)):
-        if name == "M" and M is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            why = " (N orthogonal means need M >= N)" if name == "M" else ""
-            raise ValueError(f"{name}={value!r}: an integer of at least {least} is needed{why}")
+    checks.integers(2, N=N)
+    checks.integers(1, K=K)
+    if M is not None:  # N orthogonal means need as many dimensions
+        checks.integers(N, M=M)

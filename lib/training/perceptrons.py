@@ -1,8 +1,8 @@
 r"""SGD on many multilayer perceptrons at once: runs are the first dimension of every tensor.
 
-The networks are those of :func:`lib.models.networks.mlp` with ReLU, of one shape. Each run has its own weights, observed
-labels, loss and order of the samples, and ends where it would have ended alone, up to rounding. Four things make it
-fast:
+The networks are those of :func:`lib.models.networks.mlp` with ReLU, of one shape. Each run has its own weights,
+observed labels, loss and order of the samples, and ends where it would have ended alone, up to rounding. Four things
+make it fast:
 
 - A linear map of all runs is one batched product, and so are the two products of its gradient.
 - The gradient is written out. Batch normalisation, the activation and their derivatives work in place, on batches
@@ -376,9 +376,9 @@ def _check(models: Weights, x: Tensor, y: Tensor, losses, seeds, batch_size: int
     K, N = models.matrices[-1].shape[-2], len(x)
     if x.ndim != 2 or x.shape[1] != inputs or N == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}: (N, {inputs}) is needed")
-    if y.shape not in ((N,), (R, N)) or y.dtype != torch.int64 or y.min() < 0 or y.max() >= K:
-        what = f"y is {y.dtype} of shape {tuple(y.shape)}, from {y.min()} to {y.max()}"
-        raise ValueError(f"{what}: int64 labels in 0..{K - 1}, ({R}, {N}) or ({N},), are needed")
+    if y.shape not in ((N,), (R, N)):
+        raise ValueError(f"y has shape {tuple(y.shape)}: ({R}, {N}), or ({N},) for all runs, is needed")
+    checks.labels(y.flatten(), y.numel(), K, every=False)
     for name, value in (("losses", losses), ("seeds", seeds)):
         if len(value) != R:
             raise ValueError(f"{name} has {len(value)} entries for {R} runs: one for each is needed")

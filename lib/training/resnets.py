@@ -143,8 +143,10 @@ class Schedule(NamedTuple):
         checks.positive_integers(steps=self.steps, batch_size=self.batch_size)
         checks.shares(momentum=self.momentum)
         checks.per_run(runs, learning_rate=self.learning_rate)
-        checks.per_run(runs, True, weight_decay=self.weight_decay, slow_start=self.slow_start)
-        checks.per_run(runs, True, feature_decay=self.feature_decay or 0)
+        feature_decay = self.feature_decay or 0
+        checks.per_run(
+            runs, True, weight_decay=self.weight_decay, feature_decay=feature_decay, slow_start=self.slow_start
+        )
         checks.not_negative(warmup=self.warmup, feature_slow_start=self.feature_slow_start, drop=self.drop or 0)
 
 

@@ -113,14 +113,13 @@ def train(
     (50, 1.0, True)
     """
     sgd.check()
-    _check_data(x, y)
     device, on_gpu = x.device, x.device.type == "cuda"
     mixed_precision = on_gpu if mixed_precision is None else mixed_precision
     # on a CPU it is faster too, but oneDNN's backward pass of a strided 1x1 convolution of fewer than 16 channels then
     # writes where it should not, with an odd batch and several threads (torch 2.13)
     channels_last = (on_gpu if channels_last is None else channels_last) and x.ndim == 4
     model.to(device, memory_format=torch.channels_last if channels_last else torch.preserve_format)
-    _check_outputs(model, x, y)
+    _check(model, x, y)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(
@@ -226,18 +225,9 @@ def fastest_convolutions():
         torch.backends.cudnn.benchmark = before
 
 
-def _check_data(x: Tensor, y: Tensor) -> None:
-    if y.ndim != 1 or len(x) != len(y) or len(y) == 0:
-        raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)}: (N, ...) and (N,) with N >= 1 are needed")
-    if y.dtype != torch.int64:
-        raise ValueError(f"y is {y.dtype}: labels are int64")
+def _check(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """ValueError unless the inputs are finite and the scores (of the first sample) have a column for each label."""
     checks.finite(x=x)
-
-
-def _check_outputs(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """ValueError unless the scores have a column for each label; asked of the first sample."""
     with torch.no_grad(), _evaluating(model):
         K = model(x[:1]).shape[-1]
-    low, high = y.min().item(), y.max().item()
-    if low < 0 or high >= K:
-        raise ValueError(f"y has labels from {low} to {high}: the model has {K} outputs, so 0..{K - 1} are allowed")
+    checks.labels(y, len(x), K, every=False)

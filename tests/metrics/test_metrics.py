@@ -635,7 +635,7 @@ def test_a_model_is_left_as_it_was_found_even_if_it_breaks(network, breaks):
         with pytest.raises(RuntimeError, match="broken"):
             metrics.measure(network, batches(), ["conv", "penultimate"])
     else:
-        with pytest.raises(ValueError, match="label 3"):
+        with pytest.raises(ValueError, match="labels 1 to 3"):
             metrics.measure(network, [(images()[0], images()[1] + 1)], "conv")
         metrics.measure(network, batches(), ["conv", "penultimate"], nc4=True)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
@@ -685,115 +685,84 @@ def test_measures_print_as_a_table_to_three_digits_and_show_as_one(network):
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 H, y = torch.ones(4, 2), torch.tensor([0, 1, 1, 0])
-
-
-CLOUDS = [metrics.class_means, metrics.relative_spread, metrics.directional_spread, metrics.nc1, metrics.dilation]
-
-
-@pytest.mark.parametrize("measure", CLOUDS)
-@pytest.mark.parametrize(
-    "features, labels, message",
-    [
-        (torch.tensor([[1.0, float("nan")], [1.0, float("inf")]]), torch.tensor([0, 1]), "2 entries"),
-        (H, torch.tensor([0, 2, 2, 0]), "class 1 has no sample"),
-        (H, torch.tensor([0, -1, 1, 0]), "label -1"),
-        (H, torch.tensor([0, 1, 1, 10**12]), "label 1000000000000, and 4 samples: a class has no sample"),
-        (H, y[:3], r"\(4, 2\).*\(3,\)"),
-        (H, y[:, None], r"\(4, 2\).*\(4, 1\)"),
-        (H[:, 0], y, r"\(4,\).*\(4,\)"),
-        (H[:0], y[:0], r"\(0, 2\)"),
-        (H, y.double(), "float64; labels are integers"),
-        (H, y == 1, "bool; labels are integers"),
-        (H.long(), y, "int64; floating point needed"),
-    ],
-)
-def test_bad_clouds_are_refused(measure, features, labels, message):
-    with pytest.raises(ValueError, match=message):
-        measure(features, labels)
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: metrics.directional_spread(torch.eye(2, 3) * torch.tensor([1, 0, 0]), y[:2] * 0), "1 features"),
-        (lambda: metrics.equiangularity(torch.ones(1, 3)), "1 rows"),
-        (lambda: metrics.nc1(H, 0 * y), "y has 1 class: .* two"),
-        (lambda: metrics.nc2_etf(H[:1]), "means has 1 class: .* two"),
-    ],
-)
-def test_what_has_no_angle_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 nan_row = torch.tensor([[1.0, float("nan")], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize(
-    "call, message",
+    "measure",
+    [metrics.class_means, metrics.relative_spread, metrics.directional_spread, metrics.nc1, metrics.dilation],
+)
+def test_bad_clouds_are_refused(measure):
+    no_labels = y[:3], y[:, None], y + 1, y - 1, y * 10**12, y.double(), y == 1
+    no_features = nan_row[[0, 1, 0, 1]], H[:, 0], H[:0], H.long()
+    for features, labels, named in (
+        *((H, bad, "^y") for bad in no_labels),
+        *((bad, y, "^[Hy]") for bad in no_features),
+    ):
+        with pytest.raises(ValueError, match=named):
+            measure(features, labels)
+
+
+@pytest.mark.parametrize(
+    "call, named",
     [
-        (lambda: metrics.nc2_etf(nan_row), "means has 1 entries that are not finite"),
-        (lambda: metrics.nc2_of(torch.ones(3)), r"means has shape \(3,\)"),
-        (lambda: metrics.nc2_of(torch.ones(0, 3)), r"means has shape \(0, 3\)"),
-        (lambda: metrics.nc3(H, H[:2]), r"W has shape \(4, 2\), means \(2, 2\)"),
-        (lambda: metrics.nc3(nan_row, nan_row), "W has 1 entries"),
-        (lambda: metrics.nc4(H, H[:2], None, H[:3]), r"W \(2, 2\), means \(3, 2\)"),
-        (lambda: metrics.nc4(H, torch.ones(2, 3), None, H[:2]), r"H \(4, 2\), W \(2, 3\)"),
-        (lambda: metrics.nc4(H, H[:2], torch.ones(3), H[:2]), r"b has shape \(3,\).*2"),
-        (lambda: metrics.nc4(H[:0], H[:2], None, H[:2]), r"H has shape \(0, 2\)"),
-        (lambda: metrics.memorization(H, y + 1, H[:2]), "y_true has the label 2: with 2 classes labels are 0..1"),
-        (lambda: metrics.memorization(H, y[:3], H[:2]), r"y_true has shape \(3,\); \(4,\)"),
-        (lambda: metrics.memorization(H, y, torch.ones(2, 3)), r"\(4, 2\), test_means \(2, 3\)"),
-        (lambda: metrics.memorization(nan_row, y[:2], H[:2]), "H_corrupted has 1 entries"),
-        (lambda: metrics.numerical_rank(H, rtol=1), "rtol is 1"),
-        (lambda: metrics.numerical_rank(nan_row), "M has 1 entries"),
-        (lambda: metrics.condition_number(H, rank=3), r"rank is 3; it must lie in 1\.\.2"),
-        (lambda: ClassStatistics(0, 2), "K is 0"),
-        (lambda: ClassStatistics(2, 2).update(H, y + 1), "label 2: with 2 classes labels are 0..1"),
-        (lambda: ClassStatistics(2, 2).update(H, y - 1), "label -1"),
-        (lambda: ClassStatistics(2, 2).update(H, y.float()), "labels are integers"),
-        (lambda: ClassStatistics(2, 2).update(H, y[:3]), r"y has shape \(3,\); \(4,\)"),
-        (lambda: ClassStatistics(2, 3).update(H, y), r"\(4, 2\).*\(n_samples, 3\)"),
-        (lambda: ClassStatistics(2, 2).update(nan_row, y[:2]), "H has 1 entries"),
-        (lambda: ClassStatistics(2, 2).means, "class 0 has no sample"),
-        (lambda: ClassStatistics(2, 2).nc1(), "class 0 has no sample"),
-        (lambda: ClassStatistics(1, 2).nc1(), "K has 1 class"),
+        (lambda: metrics.directional_spread(torch.eye(2, 3) * torch.tensor([1, 0, 0]), y[:2] * 0), "1 features"),
+        (lambda: metrics.equiangularity(H[:1]), "K"),
+        (lambda: metrics.nc1(H, 0 * y), "K"),
+        (lambda: metrics.nc2_etf(H[:1]), "K"),
+        (lambda: metrics.nc2_etf(nan_row), "means"),
+        (lambda: metrics.nc2_of(torch.ones(3)), "means"),
+        (lambda: metrics.nc3(H, H[:2]), "W .* means"),
+        (lambda: metrics.nc3(nan_row, nan_row), "W"),
+        (lambda: metrics.nc4(H, H[:2], None, H[:3]), "H .* W .* means"),
+        (lambda: metrics.nc4(H, torch.ones(2, 3), None, H[:2]), "H .* W .* means"),
+        (lambda: metrics.nc4(H, H[:2], torch.ones(3), H[:2]), "b"),
+        (lambda: metrics.nc4(H[:0], H[:2], None, H[:2]), "H"),
+        (lambda: metrics.memorization(H, y + 1, H[:2]), "y"),
+        (lambda: metrics.memorization(H, y[:3], H[:2]), "y"),
+        (lambda: metrics.memorization(H, y, torch.ones(2, 3)), "H_corrupted .* test_means"),
+        (lambda: metrics.memorization(nan_row, y[:2], H[:2]), "H_corrupted"),
+        (lambda: metrics.numerical_rank(H, rtol=1), "rtol"),
+        (lambda: metrics.condition_number(H, rank=3), "rank"),
+        (lambda: ClassStatistics(0, 2), "K"),
+        (lambda: ClassStatistics(1, 2).nc1(), "K"),
+        (lambda: ClassStatistics(2, 2).means, "class 0"),
+        (lambda: ClassStatistics(2, 2).update(H, y + 1), "y"),
+        (lambda: ClassStatistics(2, 2).update(H, y.float()), "y"),
+        (lambda: ClassStatistics(2, 3).update(H, y), "H"),
+        (lambda: ClassStatistics(2, 2).update(nan_row, y[:2]), "H"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_does_not_fit_is_refused(call, named):
+    with pytest.raises(ValueError, match=f"^{named} "):
         call()
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, named",
     [
-        ({"layers": "hiden"}, "no layer 'hiden'; did you mean hidden.* conv, norm, hidden,.* and penultimate"),
-        ({"layers": ["conv", "zzz"]}, "no layer 'zzz'; it has conv, norm"),
+        ({"layers": "hiden"}, "'hiden'; did you mean 'hidden'.* conv, norm, hidden,.* and penultimate"),
         ({"layers": "unused"}, "'unused' does not run"),
-        ({"head": "act"}, "head 'act' has no weight"),
-        ({"head": "gone"}, "no layer 'gone'"),
-        ({"reduce": "max"}, "reduce is 'max'.*'mean' or 'flatten'"),
-        ({"K": 1}, "K has 1 class"),
-        ({"K": 2}, "label 2: with 2 classes"),
+        ({"head": "act"}, "head 'act'"),
+        ({"head": "gone"}, "'gone'"),
+        ({"reduce": "max"}, "reduce = 'max'"),
+        ({"K": 1}, "K = 1"),
+        ({"K": 2}, "y has labels"),
         ({"K": 4}, "class 3 has no sample"),
-        ({"K": 4, "nc4": True}, "3 rows and K is 4"),
-        ({"loader": iter(batches()), "nc4": True}, "read once"),
-        ({"layers": "conv", "nc4": True}, r"nc4 is measured of 'penultimate', which is not among .*'conv'"),
+        ({"K": 4, "nc4": True}, "nc4"),
+        ({"loader": iter(batches()), "nc4": True}, "nc4 .* read once"),
+        ({"layers": "conv", "nc4": True}, "nc4"),
         ({"loader": []}, "no batch"),
-        ({"loader": [(images()[0] * float("nan"), images()[1])]}, "200 entries that are not finite"),
+        ({"loader": [(images()[0] * float("nan"), images()[1])]}, "H has 200 entries"),
     ],
 )
-def test_what_cannot_be_measured_of_a_model_is_said(network, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_measured_of_a_model_is_said(network, options, named):
+    with pytest.raises(ValueError, match=named):
         metrics.measure(network, **{"loader": batches(), **options})
 
 
 def test_a_model_without_linear_layer_and_features_of_no_use_are_named():
     identity, x = nn.Sequential(nn.Identity()), torch.ones(4, 9000)
-    with pytest.raises(ValueError, match="no torch.nn.Linear"):
-        metrics.measure(identity, [(x, y)])
-    with pytest.raises(ValueError, match="'0' has 9000 dimensions, more than 8192.*reduce"):
-        metrics.measure(identity, [(x, y)], "0", K=2)
-    with pytest.raises(ValueError, match=r"'0' gives shape \(4,\)"):
-        metrics.measure(identity, [(x[:, 0], y)], "0", K=2)
+    for features, options, named in ((x, {}, "Linear"), (x, {"K": 2}, "'0'.* reduce"), (x[:, 0], {"K": 2}, "'0'")):
+        with pytest.raises(ValueError, match=named):
+            metrics.measure(identity, [(features, y)], "0" if options else None, **options)

@@ -62,18 +62,6 @@ def test_it_is_zero_at_the_targets_and_one_half_at_the_origin():
     assert squared_error(torch.zeros(3, 3, dtype=torch.float64), y) == 0.5
 
 
-@pytest.mark.parametrize("label", [-1, 3])
-def test_a_label_that_is_no_class_is_refused(label):
-    with pytest.raises(ValueError, match=r"0\.\.2"):
-        squared_error(torch.zeros(2, 3), torch.tensor([0, label]))
-
-
-@pytest.mark.parametrize("scores, y", [((2, 3), (3,)), ((2,), (2,)), ((2, 3), (2, 1))])
-def test_shapes_that_do_not_fit_are_refused(scores, y):
-    with pytest.raises(ValueError, match="are needed"):
-        squared_error(torch.zeros(scores), torch.zeros(y, dtype=torch.long))
-
-
 @quick
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**31))
 def test_the_one_hot_error_is_the_mean_over_samples_and_outputs(N, K, seed):
@@ -167,18 +155,17 @@ def test_label_relaxation_of_huge_scores_is_finite_with_a_finite_gradient(dtype)
 @pytest.mark.parametrize("loss, alphas", [(label_smoothing, (-0.1, 1.0)), (label_relaxation, (0.0, 1.0, math.nan))])
 def test_an_alpha_out_of_its_range_is_refused(loss, alphas):
     for alpha in alphas:
-        with pytest.raises(ValueError, match="alpha = "):
+        with pytest.raises(ValueError, match="alpha"):
             loss(torch.zeros(2, 3), torch.tensor([0, 1]), alpha)
 
 
-@pytest.mark.parametrize("loss", [one_hot_error, label_smoothing, label_relaxation])
-def test_the_other_losses_refuse_the_same_labels_and_shapes(loss):
-    with pytest.raises(ValueError, match=r"0\.\.2"):
-        loss(torch.zeros(2, 3), torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match="are needed"):
-        loss(torch.zeros(2, 3), torch.tensor([0, 1, 2]))
+@pytest.mark.parametrize("loss", [squared_error, one_hot_error, label_smoothing, label_relaxation])
+@pytest.mark.parametrize("shape, y", [((2, 3), [0, 3]), ((2, 3), [0, -1]), ((2, 3), [0, 1, 2]), ((2,), [0, 1])])
+def test_labels_and_shapes_that_do_not_fit_are_refused(loss, shape, y):
+    with pytest.raises(ValueError, match=r"\by\b"):
+        loss(torch.zeros(shape), torch.tensor(y))
 
 
 def test_label_relaxation_needs_two_classes():
-    with pytest.raises(ValueError, match="at least 2 classes"):
+    with pytest.raises(ValueError, match="scores"):
         label_relaxation(torch.zeros(2, 1), torch.tensor([0, 0]))

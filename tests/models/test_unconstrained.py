@@ -94,15 +94,6 @@ def test_activations_are_what_each_layer_multiplies(model, relu):
     np.testing.assert_allclose(scores(H, Ws, b, relu).numpy(), expected, atol=1e-12)
 
 
-def test_zero_parameters_cost_what_chance_costs():
-    K, n, d = 5, 3, 6
-    H, W = torch.zeros(d, K * n, dtype=torch.float64), torch.zeros(K, d, dtype=torch.float64)
-    assert objective(H, [W], labels(K, n), 0.1, 0.1).item() == pytest.approx(0.5, abs=1e-15)
-    assert objective(H, [W], labels(K, n), 0.1, 0.1, loss="ce").item() == pytest.approx(log(K), abs=1e-15)
-    b = torch.full((K,), 1 / K, dtype=torch.float64)
-    assert objective(H, [W], labels(K, n), 0.1, 0.1, b=b).item() == pytest.approx((K - 1) / (2 * K), abs=1e-15)
-
-
 def test_cross_entropy_of_huge_scores_neither_overflows_nor_rounds_to_nan():
     W = torch.eye(2, dtype=torch.float64)
     H = 1e4 * torch.eye(2, dtype=torch.float64)
@@ -122,7 +113,7 @@ def test_one_decay_stands_for_all_layers_or_for_all_factors(model, lam, relu):
     assert objective(**model | {"lam_w": lam, "lam_h": None}) == objective(**model | {"lam_w": lam, "lam_h": lam})
 
 
-# Batches, types ---------------------------------------------------------------------------------------------------------
+# Batches, types -------------------------------------------------------------------------------------------------------
 
 
 def run_of(model, *index):

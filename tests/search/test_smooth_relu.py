@@ -53,7 +53,7 @@ def test_with_the_relu_the_value_is_the_models_objective_and_the_gradient_its_gr
     decays = np.exp(rng.uniform(-4, -1, L + 1))
     factors = [q.requires_grad_() for q in factors]
     expected = objective(factors[0], factors[1:], labels(3, 2), decays[1:], decays[0], relu=True, loss=loss)
-    lam, Y = torch.full((5,), decays[0]), one_hot(labels(3, 2), 3)
+    lam, Y = torch.full((5,), decays[0], dtype=torch.float64), one_hot(labels(3, 2), 3)
     value, gradient, _ = value_and_gradient(factors, Y, lam, with_eps(0.0), loss, decays / decays[0])
     assert torch.allclose(value, expected, rtol=1e-13)
     for written, automatic in zip(gradient, torch.autograd.grad(expected.sum(), factors), strict=True):
@@ -63,14 +63,14 @@ def test_with_the_relu_the_value_is_the_models_objective_and_the_gradient_its_gr
 @quick
 @given(st.integers(0, 10**6), st.sampled_from(["mse", "ce", "exact"]), st.sampled_from(["Definition 7", "around"]))
 def test_the_written_gradient_is_the_automatic_one_for_either_smoothing(seed, loss, smoothing):
-    factors, rng = random_point(seed, n=1, L=3)
+    factors, rng = random_point(seed, n=1, L=3, d=12)
     factors = [q.requires_grad_() for q in (factors[:-1] if loss == "exact" else factors)]
-    slopes = [torch.from_numpy(rng.uniform(0, 1, (5, 4, 3))) for _ in range(2)]
+    slopes = [torch.from_numpy(rng.uniform(0, 1, (5, 12, 3))) for _ in range(2)]
     relu = with_eps(0.3) if smoothing == "Definition 7" else relu_around(slopes, 0.5)
     lam = torch.from_numpy(rng.uniform(0.01, 0.1, 5))
     value, gradient, _ = value_and_gradient(factors, torch.eye(3).double(), lam, relu, loss)
     for written, automatic in zip(gradient, torch.autograd.grad(value.sum(), factors), strict=True):
-        assert torch.allclose(written, automatic, rtol=1e-7, atol=1e-9 * float(automatic.abs().max()))
+        assert torch.allclose(written, automatic, rtol=1e-6, atol=1e-8 * float(automatic.abs().max()))
 
 
 def test_with_the_right_slopes_the_smoothed_value_is_that_of_the_relu_and_the_slopes_stay():
@@ -83,8 +83,8 @@ def test_with_the_right_slopes_the_smoothed_value_is_that_of_the_relu_and_the_sl
 
 
 def test_the_exact_fit_is_the_least_last_layer_that_gives_the_identity():
-    factors = random_point(0, n=1, L=3, d=6, runs=1)[0][:-1]
-    top = levels(factors[0], [*factors[1:], torch.zeros(1, 3, 6)])[-1]
+    factors = random_point(0, n=1, L=3, d=12, runs=1)[0][:-1]
+    top = levels(factors[0], [*factors[1:], torch.zeros(1, 3, 12)])[-1]
     last = torch.linalg.pinv(top)
     torch.testing.assert_close(last @ top, torch.eye(3).double()[None], rtol=0, atol=1e-9)
     value, _, _ = value_and_gradient(factors, torch.eye(3), torch.ones(1).double(), with_eps(0.0), "exact")

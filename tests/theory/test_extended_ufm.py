@@ -275,7 +275,7 @@ def test_the_threshold_is_where_frame_and_zero_cost_the_same():
     assert scalar_cost(x, THRESHOLD) == pytest.approx(0.5, abs=1e-15)
 
 
-# --- noise, frames, bad input ---
+# --- noise, bad input ---
 
 
 @quick
@@ -292,15 +292,6 @@ def test_noise_of_given_covariance_shrinks_the_ridge_solution_by_the_factor(K, c
 
     factor = theory.noisy_classifier_factor(K, lam_w, lam_h, sigma)
     torch.testing.assert_close(solve(sigma**2), factor * solve(0.0), rtol=1e-9, atol=1e-12)
-
-
-@quick
-@given(st.integers(1, 6), st.integers(0, 4), st.integers(0, 10**6))
-def test_frames_are_orthonormal_and_a_seed_means_one_frame(K, extra, seed):
-    R = theory.orthogonal_frame(K + extra, K, seed)
-    assert R.dtype == torch.float64
-    assert (R.T @ R - torch.eye(K)).abs().max() < 1e-13
-    assert torch.equal(R, theory.orthogonal_frame(K + extra, K, seed))
 
 
 ONE_LAYER = {"K": 3, "n": 2, "d": 3, "lam_w": 0.1, "lam_h": 0.1}
@@ -322,7 +313,6 @@ def test_bad_arguments_are_named(formula, good):
         for value in wrong.get(name, [-0.1, math.nan, math.inf]):
             with pytest.raises(ValueError, match=rf"^{name} = "):
                 formula(**good | {name: value})
-
 
 
 def test_what_does_not_exist_is_refused():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from lib.models.unconstrained import activations, labels, one_hot
+from lib.models.unconstrained import activations, labels, objective
 from lib.theory import low_rank as theory
 
 quick = settings(max_examples=25, deadline=None)
@@ -22,7 +22,6 @@ layers = st.integers(2, 6)
 samples = st.integers(1, 3)
 seeds = st.integers(0, 10**6)
 strengths = st.floats(0.02, 0.9)  # of the decays, relative to where deep neural collapse becomes the zero solution
-fills = st.sampled_from(theory.FILLS)
 
 
 def decays(K, L, n, strength, seed):
@@ -34,7 +33,7 @@ def decays(K, L, n, strength, seed):
 
 
 def evaluate(solution, K, lam, n):
-    return theory.objective(*solution, one_hot(labels(K, n), K), lam, n).item()
+    return objective(*solution, labels(K, n), lam, relu=True).item()
 
 
 def wide(K, L, seed):
@@ -64,28 +63,28 @@ def test_the_gram_matrix_of_the_incidence_is_the_graph(r):
 
 
 @quick
-@given(orders, layers, samples, strengths, seeds, st.booleans(), fills)
-def test_the_objective_of_the_graph_solution_is_its_closed_form(r, L, n, strength, seed, widen, fill):
+@given(orders, layers, samples, strengths, seeds, st.booleans())
+def test_the_objective_of_the_graph_solution_is_its_closed_form(r, L, n, strength, seed, widen):
     K = r * (r - 1) // 2
     lam = decays(K, L, n, strength, seed)
-    solution = theory.srg_solution(r, L, lam, n, wide(K, L, seed) if widen else None, fill)
+    solution = theory.srg_solution(r, L, lam, n, wide(K, L, seed) if widen else None)
     assert evaluate(solution, K, lam, n) == pytest.approx(theory.srg_loss(r, L, lam, n), rel=1e-12)
 
 
 @quick
-@given(st.integers(2, 12), st.integers(1, 6), samples, strengths, seeds, st.booleans(), fills)
-def test_the_objective_of_deep_neural_collapse_is_its_closed_form(K, L, n, strength, seed, widen, fill):
+@given(st.integers(2, 12), st.integers(1, 6), samples, strengths, seeds, st.booleans())
+def test_the_objective_of_deep_neural_collapse_is_its_closed_form(K, L, n, strength, seed, widen):
     lam = decays(K, L, n, strength, seed)
-    solution = theory.dnc_solution(K, L, lam, n, wide(K, L, seed) if widen else None, fill)
+    solution = theory.dnc_solution(K, L, lam, n, wide(K, L, seed) if widen else None)
     assert evaluate(solution, K, lam, n) == pytest.approx(theory.dnc_loss(K, L, lam, n), rel=1e-12)
 
 
 @quick
-@given(st.integers(6, 34), layers, samples, strengths, seeds, st.sampled_from([1, 2]), st.booleans(), fills)
-def test_the_objective_of_both_constructions_is_their_closed_form(K, L, n, strength, seed, construction, widen, fill):
+@given(st.integers(6, 34), layers, samples, strengths, seeds, st.sampled_from([1, 2]), st.booleans())
+def test_the_objective_of_both_constructions_is_their_closed_form(K, L, n, strength, seed, construction, widen):
     lam = decays(K, L, n, strength, seed)
     d = [w + 5 for w in wide(K, L, seed)] if widen else None
-    solution = theory.general_srg_solution(K, L, lam, n, construction, d, fill)
+    solution = theory.general_srg_solution(K, L, lam, n, construction, d)
     expected = theory.general_srg_loss(K, L, lam, n, construction)
     assert evaluate(solution, K, lam, n) == pytest.approx(expected, rel=1e-12)
 
@@ -116,14 +115,6 @@ def test_the_matrices_are_what_definition_9_asks_for(r, L):
     values = (before / before.abs().amax(1, keepdim=True)).round(decimals=9)
     assert ((values == -1).sum(1) == 1).all() and ((values == 1).sum(1) == math.comb(r - 2, 2)).all()
     assert torch.linalg.matrix_rank(before) == (3 if r == 4 else r)
-
-
-def test_rows_may_be_repeated_or_zero():
-    lam = decays(10, 4, 1, 0.5, 0)
-    for fill in theory.FILLS:
-        H1, Ws = theory.srg_solution(5, 4, lam, 1, d=13, fill=fill)
-        empty = (activations(H1, Ws, relu=True)[2].abs().sum(1) == 0).sum()
-        assert empty == (8 if fill == "zeros" else 0)
 
 
 # Best within its family -----------------------------------------------------------------------------------------------
@@ -207,7 +198,7 @@ def test_construction_1_is_stationary_in_the_scales_of_its_blocks(K, L, strength
         for part, cut, log in zip((H1, *Ws[:-1]), [r * (r - 1) // 2] + [r] * (L - 1), logs, strict=True):
             first = (torch.arange(part.shape[1]) < cut).to(torch.float64)
             scaled.append(part * torch.where(first == own, log.exp(), 1.0))
-        loss = theory.objective(scaled[0], [*scaled[1:], Ws[-1]], one_hot(labels(K, 1), K), lam, 1)
+        loss = objective(scaled[0], [*scaled[1:], Ws[-1]], labels(K, 1), lam, relu=True)
         assert torch.autograd.grad(loss, logs)[0].abs().max() < 1e-12
 
 
@@ -357,73 +348,57 @@ def test_the_loss_depends_on_the_decays_through_their_product_only():
         assert function(size, 4, lam, 3) == pytest.approx(function(size, 4, [3 * lam[0], *lam[1:]], 1), rel=1e-13)
 
 
-# The objective --------------------------------------------------------------------------------------------------------
-
-
-def test_the_objective_is_equation_1():
-    K, n, lam, rng = 3, 2, (0.1, 0.2, 0.3, 0.4), np.random.default_rng(0)
-    H, *Ws = (torch.from_numpy(rng.standard_normal(size)) for size in ((4, 6), (5, 4), (4, 5), (3, 4)))
-    Y = torch.zeros(K, K * n, dtype=torch.float64)
-    for column, row in enumerate((2, 0, 1, 1, 0, 2)):
-        Y[row, column] = 1
-    Z = Ws[2] @ torch.relu(Ws[1] @ torch.relu(Ws[0] @ H))
-    expected = ((Z - Y) ** 2).sum() / (2 * K * n)
-    expected += sum(decay / 2 * (part**2).sum() for decay, part in zip(lam, (H, *Ws), strict=True))
-    torch.testing.assert_close(theory.objective(H, Ws, Y, lam, n), expected)
-    runs = theory.objective(torch.stack([H, 0 * H]), [torch.stack([W, W]) for W in Ws], Y, lam, n)
-    torch.testing.assert_close(runs[0], expected)
-    chosen = (torch.logsumexp(Z, 0) - (Z * Y).sum(0)).mean()
-    by_entropy = theory.objective(H, Ws, Y, lam, n, loss="ce") - theory.objective(H, Ws, Y, lam, n)
-    torch.testing.assert_close(by_entropy, chosen - ((Z - Y) ** 2).sum() / (2 * K * n))
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
+LOSSES = {theory.srg_loss: "r", theory.dnc_loss: "K", theory.general_srg_loss: "K"}
+SOLUTIONS = {theory.srg_solution: "r", theory.dnc_solution: "K", theory.general_srg_solution: "K"}
+
+
+@pytest.mark.parametrize("function", [*LOSSES, *SOLUTIONS])
 @pytest.mark.parametrize(
-    "call, message",
+    "wrong, name",
     [
-        (lambda: theory.srg_loss(3, 4, 0.1, 1), "r = 3: an integer of at least 4"),
-        (lambda: theory.srg_solution(3, 4, 0.1, 1), "r = 3"),
-        (lambda: theory.triangular_graph(3), "r = 3"),
-        (lambda: theory.unit_incidence(True), "r = True"),
-        (lambda: theory.srg_loss(4.5, 4, 0.1, 1), "r = 4.5"),
-        (lambda: theory.srg_loss(4, 1, 0.1, 1), "L = 1: an integer of at least 2"),
-        (lambda: theory.srg_solution(4, 1, 0.1, 1), "L = 1"),
-        (lambda: theory.dnc_loss(4, 0, 0.1, 1), "L = 0: an integer of at least 1"),
-        (lambda: theory.dnc_loss(1, 3, 0.1, 1), "K = 1: an integer of at least 2"),
-        (lambda: theory.dnc_solution(1, 3, 0.1, 1), "K = 1"),
-        (lambda: theory.general_srg_loss(5, 3, 0.1, 1), "K = 5: an integer of at least 6"),
-        (lambda: theory.general_srg_solution(5, 3, 0.1, 1), "K = 5"),
-        (lambda: theory.general_srg_loss(7, 3, 0.1, 1, construction=3), "construction = 3: 1 or 2"),
-        (lambda: theory.srg_loss(4, 3, 0.1, 0), "n = 0: an integer of at least 1"),
-        (lambda: theory.srg_loss(4, 3, 0.0, 1), "lam_H1 = 0.0: a positive number"),
-        (lambda: theory.srg_loss(4, 3, (0.1, 0.1, -0.2, 0.1), 1), "lam_W2 = -0.2: a positive number"),
-        (lambda: theory.dnc_loss(4, 3, (0.1, 0.1, math.nan, 0.1), 1), "lam_W2 = nan"),
-        (lambda: theory.dnc_loss(4, 3, (0.1, 0.1), 1), "lam has 2 entries: one number, or L . 1 = 4"),
-        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=9), "d_4 = 9: an integer of at least 10"),
-        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=[5, 4, 5, 10]), "d_2 = 4: an integer of at least 5"),
-        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=[5, 5, 10]), "d has 3 entries"),
-        (lambda: theory.dnc_solution(5, 4, 0.01, 1, d=4), "d_1 = 4: an integer of at least 5"),
-        (lambda: theory.general_srg_solution(12, 4, 0.01, 1, d=11), "d_4 = 11: an integer of at least 12"),
-        (lambda: theory.srg_solution(5, 4, 0.01, 1, d=12, fill="noise"), "fill is 'noise'; known are multiples, zeros"),
+        ({"size": 1}, "r|K"),
+        ({"size": 10.5}, "r|K"),
+        ({"L": 0}, "L"),
+        ({"n": 0}, "n"),
+        ({"lam": 0.0}, "lam_H1"),
+        ({"lam": (0.1, 0.1, math.nan, 0.1)}, "lam_W2"),
+        ({"lam": (0.1, 0.1)}, "lam"),
     ],
 )
-def test_wrong_parameters_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_wrong_parameters_are_named(function, wrong, name):
+    given = {"size": 10, "L": 3, "lam": 0.01, "n": 1} | wrong
+    size = (LOSSES | SOLUTIONS)[function]
+    with pytest.raises(ValueError, match=f"^({name}) "):
+        function(**{size: given.pop("size")}, **given)
 
 
-def test_targets_that_are_not_one_hot_or_not_balanced_are_named():
-    H1, Ws = theory.dnc_solution(3, 3, 0.01, 2)
-    Y = one_hot(labels(3, 2), 3)
-    for wrong, n, message in (
-        (2 * Y, 2, "one 1 and otherwise 0"),
-        (Y[0], 2, r"shape \(6,\)"),
-        (Y, 3, "2 to 2 columns per class: n = 3"),
-        (Y[:, [0, 0, 0, 2, 4, 5]], 2, "1 to 3 columns per class"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            theory.objective(H1, Ws, wrong, 0.01, n)
-    with pytest.raises(ValueError, match="loss"):
-        theory.objective(H1, Ws, Y, 0.01, 2, loss="hinge")
+@pytest.mark.parametrize("d, name", [(9, "d_4"), ([10, 3, 10, 10], "d_2"), ([10, 10, 10], "d")])
+def test_widths_that_are_too_small_are_named(d, name):
+    for solution, size in ((theory.srg_solution, 5), (theory.dnc_solution, 11), (theory.general_srg_solution, 12)):
+        with pytest.raises(ValueError, match="^d"):
+            solution(size, 4, 0.01, 1, d=d)
+    with pytest.raises(ValueError, match=f"^{name} "):
+        theory.srg_solution(5, 4, 0.01, 1, d=d)
+
+
+@pytest.mark.parametrize("function", [theory.general_srg_loss, theory.general_srg_solution])
+def test_there_are_two_constructions(function):
+    with pytest.raises(ValueError, match="construction"):
+        function(7, 3, 0.1, 1, construction=3)
+
+
+@pytest.mark.parametrize("function", [theory.triangular_graph, theory.unit_incidence])
+def test_a_graph_has_four_vertices_at_least(function):
+    with pytest.raises(ValueError, match="r = 3"):
+        function(3)
+
+
+def test_the_incidence_of_any_sets_has_as_many_rows_as_asked_for():
+    sets = [(0, 3), (1,), (0, 1, 2)]
+    expected = torch.tensor([[float(v in edge) for edge in sets] for v in range(6)], dtype=torch.float64)
+    assert torch.equal(theory.incidence(sets), expected[:4])
+    assert torch.equal(theory.incidence(iter(sets), 6), expected)
+    assert torch.equal(theory.incidence(sets, 2), expected[:2])

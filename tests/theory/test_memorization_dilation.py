@@ -284,8 +284,10 @@ def test_arrays_of_problems_give_what_one_problem_at_a_time_gives():
 @given(problems(), laws)
 def test_the_optimal_dilation_obeys_both_lower_bounds(problem, law):
     share = md.optimal_dilation(problem, law) / problem.r_max
+    p, reach = float(problem.p), law.A * math.sqrt(problem.eta)
+    first, second = p / math.sqrt(2) * max(1, reach), p * max(2 * p, math.sqrt(2) * reach)
     printed = 1 - md.constants(problem, law.A).C_prime * np.sqrt(problem.eta)
-    assert share >= md.dilation_bound(problem, law.A) - 1e-12 >= printed - 2e-12
+    assert share >= 1 - min(first, second) - 1e-12 >= printed - 2e-12
     assert printed == pytest.approx(1 - law.A * float(problem.p), rel=1e-10)
 
 
@@ -336,37 +338,34 @@ GOOD = {"lam_w": 1e-3, "lam_h": 1e-3, "alpha": 0.1, "eta": 0.2, "C_MD": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("name", "bad"),
-    [("alpha", -0.1), ("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("eta", -0.5), ("eta", 1.5), ("lam_w", 0.0),
-     ("lam_h", -1e-3), ("lam_w", math.inf), ("C_MD", 0.0), ("C_MD", math.nan)],
-)  # fmt: skip
+    ("name", "bad"), [("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("eta", 1.5), ("lam_w", 0.0), ("C_MD", -1.0)]
+)
 def test_a_parameter_outside_its_range_is_named(name, bad):
-    with pytest.raises(ValueError, match=rf"{name}={bad:g}: .* is needed"):
-        md.model(**{**GOOD, name: bad})
-    with pytest.raises(ValueError, match=rf"{name}={bad:g}: .* is needed"):
-        md.model(**{**GOOD, name: np.array([GOOD[name], bad])})
+    for value in (bad, np.array([GOOD[name], bad])):
+        with pytest.raises(ValueError, match=name):
+            md.model(**{**GOOD, name: value})
 
 
 def test_parameters_for_which_the_features_are_zero_are_refused():
     for alpha in (0.0, 0.4):
         edge = (1 - alpha) / (2 * math.sqrt(2))
         md.model(edge * 0.999, edge * 0.999, alpha, 0.1, 1.0)
-        with pytest.raises(ValueError, match="the optimal features are zero"):
+        with pytest.raises(ValueError, match="alpha"):
             md.model(edge * 1.001, edge * 1.001, alpha, 0.1, 1.0)
 
 
-def test_impossible_laws_and_dimensions_are_refused():
-    problem = md.model(**GOOD)
-    for make in (md.sphere, md.ball, lambda M: md.embed(problem, M)):
-        with pytest.raises(ValueError, match="M=1: .*2 dimensions"):
-            make(1)
-    with pytest.raises(ValueError, match="A=0.9"):
-        md.three_point(0.9)
-    with pytest.raises(ValueError, match="cosine=1.1"):
-        md.two_point(1.1)
-    with pytest.raises(ValueError, match="A=0.5"):
-        md.dilation_bound(problem, 0.5)
-    with pytest.raises(ValueError, match="r=-1"):
-        md.corrupted_features(problem, -1.0)
-    with pytest.raises(ValueError, match=r"of shape \(2,\)"):
-        md.embed(md.model(1e-3, 1e-3, [0.0, 0.1], 0.1, 1.0), 2)
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda problem: md.sphere(1), "M"),
+        (lambda problem: md.ball(1), "M"),
+        (lambda problem: md.embed(problem, 1), "M"),
+        (lambda problem: md.embed(md.model(1e-3, 1e-3, [0.0, 0.1], 0.1, 1.0), 2), "problem"),
+        (lambda problem: md.three_point(0.9), "A"),
+        (lambda problem: md.two_point(1.1), "cosine"),
+        (lambda problem: md.corrupted_features(problem, -1.0), "r"),
+    ],
+)
+def test_impossible_laws_and_dimensions_are_refused(call, name):
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        call(md.model(**GOOD))

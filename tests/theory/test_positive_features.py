@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.models.unconstrained import labels, layer_peeled
@@ -47,10 +47,6 @@ def disjoint_means(N, M, lengths, seed):
     means = np.zeros((M, N))
     means[np.arange(M), owner] = rng.uniform(0.1, 1, M)
     return torch.from_numpy(means / np.linalg.norm(means, axis=0) * lengths)
-
-
-def bound(W, H, N, K):
-    return -(W.norm() * H.norm()).item() / math.sqrt(K * N * (N - 1))
 
 
 # The minimum ----------------------------------------------------------------------------------------------------------
@@ -182,65 +178,6 @@ def test_with_three_classes_a_free_bias_is_constant_and_changes_nothing():
     assert (b - b.mean()).abs().max() < 2e-3
 
 
-# Lemma B.1 ------------------------------------------------------------------------------------------------------------
-
-
-@quick
-@given(sizes, seeds)
-def test_the_score_difference_is_the_papers_triple_sum(size, seed):
-    N, K, extra = size
-    W, H = random_pair(N, K, N + extra, seed)
-    total = 0.0
-    for n in range(N):
-        for k in range(K):
-            total += sum(float((W[m] - W[n]) @ H[:, n * K + k]) for m in range(N) if m != n)
-    expected = total / (K * N * (N - 1))
-    assert theory.score_difference(W, H, labels(N, K)).item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
-    order = torch.randperm(N * K, generator=torch.Generator().manual_seed(seed))
-    mixed = theory.score_difference(W, H[:, order], labels(N, K)[order])
-    assert mixed.item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
-
-
-def test_the_score_difference_of_many_runs_is_that_of_each():
-    W, H = (torch.stack(parts) for parts in zip(*(random_pair(3, 2, 4, seed) for seed in range(4)), strict=True))
-    together = theory.score_difference(W, H, labels(3, 2))
-    alone = [theory.score_difference(W[i], H[i], labels(3, 2)) for i in range(4)]
-    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-14, atol=0)
-
-
-@quick
-@given(sizes, seeds)
-def test_the_score_difference_stays_above_its_bound(size, seed):
-    N, K, extra = size
-    W, H = random_pair(N, K, N + extra, seed)
-    assert theory.score_difference(W, H, labels(N, K)).item() >= bound(W, H, N, K)
-
-
-@quick
-@given(sizes, seeds)
-def test_the_bound_is_attained_by_collapsed_orthogonal_features_of_any_lengths(size, seed):
-    """Equality in (7) does not need (10): it is (13) that asks for equal lengths, and (12) holds by itself."""
-    N, K, extra = size
-    y, lengths = labels(N, K), np.linspace(0.5, 2, N)
-    means = disjoint_means(N, N + extra, lengths, seed)
-    W, H = (means - means.mean(1, keepdim=True)).T, means.repeat_interleave(K, 1)
-    assert theory.score_difference(W, H, y).item() == pytest.approx(bound(W, H, N, K), rel=1e-12)
-    Z = W @ H
-    for i, n in enumerate(y.tolist()):
-        wrong = [Z[m, i].item() for m in range(N) if m != n]
-        assert wrong == pytest.approx([wrong[0]] * (N - 1), rel=1e-12)  # (12)
-        assert sum(wrong) - (N - 1) * Z[n, i].item() == pytest.approx(-(N - 1) * lengths[n] ** 2, rel=1e-12)  # no (13)
-
-
-def test_signed_features_go_below_the_bound():
-    means = torch.eye(3, dtype=torch.float64) - 1 / 3
-    W, H = means, means.repeat_interleave(2, 1)
-    with pytest.raises(ValueError, match="non-negative"):
-        theory.score_difference(W, H, labels(3, 2))
-    shifted = H + 1 / 3
-    assert theory.score_difference(W, shifted, labels(3, 2)).item() < bound(W, H, 3, 2)
-
-
 # Distances ------------------------------------------------------------------------------------------------------------
 
 
@@ -269,60 +206,26 @@ def test_the_projection_off_the_mean_is_the_centred_mean(size, seed):
     assert max(distance[:3]) < 1e-13 and distance.factor == pytest.approx(1)
 
 
-# The search with bounds -----------------------------------------------------------------------------------------------
-
-
-@slow
-@given(st.floats(-2, 2), st.floats(-2, 2), seeds)
-def test_a_bound_is_respected_and_a_free_parameter_is_not_touched_by_it(a, b, seed):
-    assume(abs(a) > 1e-3)
-    risk = lambda x, z: ((x - a) ** 2).sum() + ((z - b) ** 2).sum()  # noqa: E731
-    found = multistart(risk, [(2,), (3,)], 5, seed, lower=[0.0, None])
-    torch.testing.assert_close(
-        found.parameters[0], torch.full((5, 2), max(a, 0.0), dtype=torch.float64), atol=1e-9, rtol=0
-    )
-    torch.testing.assert_close(found.parameters[1], torch.full((5, 3), b, dtype=torch.float64), atol=1e-9, rtol=0)
-    assert (found.parameters[0] >= 0).all()
-    assert found.gradient < 1e-8  # what presses against the bound does not count
-
-
-def test_bounded_starts_lie_strictly_above_the_bound():
-    found = multistart(lambda x: -x.sum() * 0, [(40,)], 3, 0, lower=[1.0], max_iter=1)
-    assert (found.parameters[0] > 1).all()
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 optimal = partial(theory.optimal_norms, 3, 2)
 
 
 @pytest.mark.parametrize(
-    "call, message",
+    "call, name",
     [
-        (lambda: theory.optimal_norms(1, 2, 0.1, 0.1), "N=1: an integer of at least 2"),
-        (lambda: theory.optimal_norms(2.0, 2, 0.1, 0.1), "N=2.0"),
-        (lambda: theory.optimal_norms(3, 0, 0.1, 0.1), "K=0: an integer of at least 1"),
-        (lambda: theory.optimal_norms(3, 2, 0.1, 0.1, M=2), "M=2: an integer of at least 3 .*M >= N"),
-        (lambda: theory.nc_configuration(3, 2, 2, 0.1, 0.1), "M=2: an integer of at least 3"),
-        (lambda: optimal(0.0, 0.1), "lam_w = 0.0: a positive number"),
-        (lambda: optimal(0.1, -1.0), "lam_h = -1.0: a positive number"),
-        (lambda: optimal(0.1, math.nan), "lam_h = nan"),
-        (lambda: optimal(0.1, 0.1, 1.0), r"alpha = 1.0: a number in \[0, 1\)"),
-        (lambda: optimal(0.1, 0.1, -0.1), r"alpha = -0.1: a number in \[0, 1\)"),
-        (lambda: optimal(0.1, 0.1, math.nan), r"alpha = nan: a number in \[0, 1\)"),
-        (lambda: theory.is_nonzero(1, 0.1, 0.1), "N=1"),
-        (lambda: theory.is_nonzero(3, 0.1, 0.1, 2), "alpha = 2"),
-        (lambda: theory.nc_distance(torch.eye(2), -torch.eye(2), torch.arange(2)), "features have to be non-negative"),
-        (lambda: theory.nc_distance(torch.ones(5, 2, 2), torch.ones(5, 2, 2), torch.arange(2)), "matrices of one run"),
-        (
-            lambda: theory.score_difference(torch.ones(2, 2), torch.ones(2, 3), torch.tensor([0, 0, 1])),
-            "y has 1 to 2 samples",
-        ),
-        (lambda: theory.score_difference(torch.ones(2, 2), torch.ones(3, 2), torch.arange(2)), "W_1 has shape"),
-        (lambda: multistart(lambda x: x.sum(), [(1,)], 1, 0, lower=[0.0, 0.0]), "lower has 2 entries for 1 parameters"),
-        (lambda: multistart(lambda x: x.sum(), [(1,)], 1, 0, lower=[math.nan]), "a finite number or None"),
+        (lambda: theory.optimal_norms(1, 2, 0.1, 0.1), "N"),
+        (lambda: theory.optimal_norms(3, 0, 0.1, 0.1), "K"),
+        (lambda: theory.nc_configuration(3, 2, 2, 0.1, 0.1), "M"),
+        (lambda: optimal(0.0, 0.1), "lam_w"),
+        (lambda: optimal(0.1, math.nan), "lam_h"),
+        (lambda: optimal(0.1, 0.1, 1.0), "alpha"),
+        (lambda: theory.is_nonzero(1, 0.1, 0.1), "N"),
+        (lambda: theory.nc_distance(torch.eye(2), -torch.eye(2), torch.arange(2)), "H"),
+        (lambda: theory.nc_distance(torch.ones(5, 2, 2), torch.ones(5, 2, 2), torch.arange(2)), "W"),
+        (lambda: theory.nc_distance(torch.ones(2, 2), torch.ones(2, 3), torch.tensor([0, 0, 1])), "y"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_that_names_it(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_meant_is_an_error_that_names_it(call, name):
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
         call()

@@ -31,9 +31,7 @@ def networks(runs=3):
 def own(ensemble, run):
     """The parameters of one run, as those of a network alone."""
     share = lambda part: part.unflatten(0, (ensemble.runs, -1))[run]  # noqa: E731
-    return {
-        name: part[run] if name.startswith("head") else share(part) for name, part in ensemble.parameters.items()
-    }
+    return {name: part[run] if name.startswith("head") else share(part) for name, part in ensemble.parameters.items()}
 
 
 def test_side_by_side_every_network_gives_what_it_gives_alone(x):

@@ -177,15 +177,6 @@ def test_one_run_that_has_not_collapsed_keeps_all_samples():
     assert_same(descend(mixed, model, 20, every=5), descend(mixed, model, 20, reduce=False), atol=1e-13)
 
 
-@every_model
-def test_runs_do_not_influence_each_other(model):
-    together = descend(start_of(model, seeds=[5, 6, 7]), model, 50)
-    for r, seed in enumerate([5, 6, 7]):
-        alone = descend(start_of(model, seeds=[seed]), model, 50)
-        b = None if together.b is None else together.b[r : r + 1]
-        assert_same(Runs(together.H[r : r + 1], [W[r : r + 1] for W in together.Ws], b), alone, atol=1e-13)
-
-
 def deviation_after(delta, steps, tolerance, learning_rate=0.4):
     """Largest difference of the weights between runs on class means and on all samples, relative deviation delta."""
     model, start = MODELS["three layers, ReLU"], nearly_collapsed(MODELS["three layers, ReLU"], delta)
@@ -236,29 +227,11 @@ def test_runs_may_go_on_as_class_means_one_by_one():
 # Figure 2 of Sukenik et al. (2024), top ---------------------------------------------------------------------------
 
 
-def test_the_model_with_four_layers_and_500_samples_follows_autograd_step_by_step():
-    K, n, d, steps = 10, 50, 30, 40
-    start, y = random_runs(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [1.0]), labels(K, n)
-    seen = {}
-    gradient_descent(start, y, Descent(0.5, steps, 0.004, relu=True, every=1), seen.__setitem__)
-    for r in range(2):
-        parts = [start.H[r], *(W[r] for W in start.Ws)]
-        for step in range(steps + 1):
-            for ours, theirs in zip((seen[step].H[r], *(W[r] for W in seen[step].Ws)), parts, strict=True):
-                torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
-            parts = [part.clone().requires_grad_() for part in parts]
-            value = objective(parts[0], parts[1:], y, 0.004, 0.004, relu=True)
-            gradients = torch.autograd.grad(value, parts)
-            parts = [p.detach() - 0.5 * g for p, g in zip(parts, gradients, strict=True)]
-
-
-def test_and_it_does_so_on_class_means():
+def test_the_model_with_four_layers_and_500_samples_goes_on_as_class_means():
     K, n, d, steps = 10, 50, 30, 200
     start, y = random_runs(K, n, d, 4, [0, 1], [d**-0.5] * 4 + [0.3]), labels(K, n)
     start = start._replace(H=start.H[..., y * n])
-    reduced, full = (
-        gradient_descent(start, y, Descent(0.5, steps, 0.004, relu=True, reduce=r)) for r in (True, False)
-    )
+    reduced, full = (gradient_descent(start, y, Descent(0.5, steps, 0.004, relu=True, reduce=r)) for r in (True, False))
     assert_same(reduced, full, atol=1e-11)
 
 
@@ -391,25 +364,10 @@ def test_a_run_that_diverges_can_be_marked_while_the_others_go_on(name, reduce):
     assert_same(select(seen[60], [0, 1, 3, 4]), descend(good, model, 60, every=20, reduce=reduce), atol=1e-12)
 
 
-def test_if_all_runs_diverge_all_are_marked():
-    marked = {}
-    end = descend(start_of(MODELS["ReLU"], scale=1e5), MODELS["ReLU"], 60, every=20, diverged=marked)
-    assert marked == {0: 20, 1: 20, 2: 20} and torch.isnan(end.H).all()
-
-
 def test_the_error_names_the_learning_rates_of_the_runs_that_diverged():
     start, rates = start_of(MODELS["ReLU"], scale=2.0), torch.tensor([0.01, 70.0, 0.02]).double()
-    with pytest.raises(FloatingPointError, match=r"after 50 steps with learning rate 70.0 \(of 3 runs: 1\)"):
+    with pytest.raises(FloatingPointError, match=r"runs \[1\] .* after 50 steps with learning rate \[70.0\]"):
         gradient_descent(start, ORDERED, Descent(rates, 100, 0.01, relu=True, every=50))
-
-
-def test_graphs_are_for_gpus_only(monkeypatch):
-    def fail(*_):
-        raise AssertionError("a graph on the CPU")
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", fail)
-    monkeypatch.setattr(torch.cuda, "Stream", fail)
-    descend(start_of(MODELS["ReLU"]), MODELS["ReLU"], 50)
 
 
 @every_model

@@ -1,0 +1,131 @@
+"""The SGD of the sentence task against plain steps."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paper_card import Waits, recording
+
+from lib.data.sentences import sentence_task
+from lib.models.sentences import empirical_risk
+from lib.training import sentences
+from lib.training.sentences import SentenceSGD, sentence_sgd
+
+networks = pytest.mark.parametrize("normalize", [False, True])
+
+
+def normal(seed, *shape):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+
+
+def order(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+def problem(n_spl):
+    """Five classes of `n_spl` sentences, in which words repeat, and weights."""
+    x, y = sentence_task(2, 6, 3, K=5, frequencies="zipf", seed=1).sample(n_spl, seed=2)
+    return normal(3, 6, 4), normal(4, 5, 3, 4), x, y
+
+
+def plain_sgd(W, U, x, y, schedule, generator):
+    """Weights after each step of `torch.optim.SGD`, with its weight decay, on autograd's gradients of the data term."""
+    lam, learning_rate, batch_size, steps, normalize = schedule
+    W, U = W.clone().requires_grad_(), U.clone().requires_grad_()
+    groups = [{"params": [U], "weight_decay": lam}, {"params": [W], "weight_decay": 0.0 if normalize else lam}]
+    optimiser, path = torch.optim.SGD(groups, lr=learning_rate), []
+    while True:
+        for batch in torch.randperm(len(x), generator=generator).split(batch_size):
+            optimiser.zero_grad()
+            empirical_risk(W, U, x[batch], y[batch], 0.0, normalize).backward()
+            optimiser.step()
+            path.append((W.detach().clone(), U.detach().clone()))
+            if len(path) == steps:
+                return path
+
+
+@networks
+@pytest.mark.parametrize("lam", [0.0, 0.05])
+@pytest.mark.parametrize("n_spl, batch_size", [(3, 4), (2, 7), (3, 1), (2, 5), (3, 100)])
+def test_sgd_is_plain_sgd(normalize, lam, n_spl, batch_size, monkeypatch):
+    """Five epochs, orders drawn for two at a time; words repeat in a batch, and the last batch may be incomplete."""
+    monkeypatch.setattr(sentences, "_DRAWN", 2 * 5 * n_spl)
+    W, U, x, y = problem(n_spl)
+    assert max(len(row) - len(row.unique()) for row in x) > 0
+    schedule, found = SentenceSGD(lam, 0.3, batch_size, 5 * -(-len(x) // batch_size) - 1, normalize), []
+    orders = order(), order()
+    path = plain_sgd(W, U, x, y, schedule, orders[0])
+    sentence_sgd(W, U, x, y, schedule, orders[1], lambda step: found.append((step, W.clone(), U.clone())))
+    assert [step for step, *_ in found] == list(range(1, schedule.steps + 1))
+    for (_, *after), expected in zip(found, path, strict=True):
+        torch.testing.assert_close(tuple(after), expected, atol=1e-10, rtol=0)
+    assert torch.equal(*(generator.get_state() for generator in orders)), "as many orders are drawn as are used"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.booleans())
+def test_sgd_with_any_batch_size_is_plain_sgd(seed, batch_size, normalize):
+    x, y = sentence_task(3, 6, 2, K=4, seed=seed).sample(2, seed)
+    W, U, schedule = normal(seed, 6, 3), normal(seed + 1, 4, 2, 3), SentenceSGD(0.1, 0.1, batch_size, 12, normalize)
+    path = plain_sgd(W, U, x, y, schedule, order(seed))
+    sentence_sgd(W, U, x, y, schedule, order(seed))
+    torch.testing.assert_close((W, U), path[-1], atol=1e-10, rtol=0)
+
+
+@networks
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 15])
+@pytest.mark.parametrize("every", [1, 5, 13, 40])
+def test_recorded_sgd_takes_the_same_steps(normalize, batch_size, every):
+    """To the last bit, with no wait in a step; what happens between recordings, too, is where it belongs."""
+    ends, seen = [], []
+
+    def run():
+        (W, U, x, y), numbers = problem(3), []
+        sentence_sgd(W, U, x, y, SentenceSGD(0.05, 0.3, batch_size, 77, normalize), order(), numbers.append, every)
+        ends.append((W, U)), seen.append(numbers)
+
+    run()
+    with recording(sentences) as card:
+        run()
+    assert torch.equal(ends[0][0], ends[1][0]) and torch.equal(ends[0][1], ends[1][1])
+    assert seen[0] == seen[1] == list(range(every, 78, every))
+    assert card.recordings == (every >= 12 and 15 // batch_size >= 12)
+
+
+@networks
+def test_sgd_waits_for_nothing_when_nobody_looks(normalize):
+    W, U, x, y = problem(3)
+    with Waits() as noted:
+        sentence_sgd(W, U, x, y, SentenceSGD(0.05, 0.3, 4, 50, normalize), order())
+    assert noted.found == []
+
+
+@pytest.mark.parametrize("wrong", ["batch_size", "every"])
+def test_batches_and_looks_have_a_size(wrong):
+    schedule = SentenceSGD(0.1, 0.1, 0 if wrong == "batch_size" else 2, 3)
+    with pytest.raises(ValueError, match=f"{wrong} = 0"):
+        sentence_sgd(*problem(3), schedule, order(), every=0 if wrong == "every" else 1)
+
+
+def test_sgd_of_h_star_turns_embeddings_without_shortening_them():
+    """Gradients are orthogonal to embeddings whose length does not count, so that steps can only lengthen them."""
+    x, y = sentence_task(3, 12, 3, K=6, seed=0).sample(2, 0)
+    W, U = normal(0, 12, 5), normal(1, 6, 3, 5)
+    unseen = ~torch.isin(torch.arange(12), x)
+    before = W.clone()
+    sentence_sgd(W, U, x, y, SentenceSGD(0.5, 0.1, 4, 9, normalize=True), order())
+    assert (W.norm(dim=1) >= before.norm(dim=1) - 1e-12).all() and not torch.equal(W, before)
+    assert torch.equal(W[unseen], before[unseen])
+
+
+def test_sgd_reads_its_generator_only():
+    ends = []
+    for global_seed in (0, 1):
+        torch.manual_seed(global_seed)
+        before = torch.get_rng_state()
+        W, U, x, y = problem(3)
+        sentence_sgd(W, U, x, y, SentenceSGD(0.1, 0.1, 2, 7), order())
+        assert torch.equal(before, torch.get_rng_state())
+        ends.append(W)
+    assert torch.equal(*ends)
