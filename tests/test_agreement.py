@@ -119,16 +119,19 @@ def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(per_run
     start = start._replace(H=means + (start.H - means) * 0.1 ** torch.arange(2.0, 5.0, 0.5)[:, None, None])
     rate = torch.tensor([0.1, 0.2, 0.05, 0.1, 0.3, 0.15], dtype=torch.float64) if per_run else 0.2
     groups, part = {}, unconstrained._collect
-    monkeypatch.setattr(unconstrained, "_collect", lambda found, whole: groups[whole.H.device.type].append(len(found)) or part(found, whole)
-    )
+
+    def collect(found, whole):
+        groups[whole.H.device.type].append(len(found))
+        return part(found, whole)
+
+    monkeypatch.setattr(unconstrained, "_collect", collect)
 
     def run(device):
         groups[device.type] = []
         there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], None)
-        end = gradient_descent(
-            there, y.to(device),
-            Descent(rate.to(device) if per_run else rate, 600, 0.01, 0.02, relu=True, every=30, tolerance=1e-3, singly=True),
-        )  # fmt: skip
+        rates = rate.to(device) if per_run else rate
+        descent = Descent(rates, 600, 0.01, 0.02, relu=True, every=30, tolerance=1e-3, singly=True)
+        end = gradient_descent(there, y.to(device), descent)
         return [part.cpu() for part in (end.H, *end.Ws)]
 
     for ours, theirs in zip(*on_both(run), strict=True):
@@ -139,7 +142,8 @@ def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(per_run
 def test_groups_that_are_joined_keep_the_order_of_the_runs():
     start, y, rate = random_runs(3, 1, 5, 3, range(6), 0.5), labels(3, 1), torch.arange(1.0, 7, dtype=torch.float64)
     pace = unconstrained._Pace(rate, [0.02, *[0.01] * 3], 0.0, 3).of_runs(start.H)
-    group, mask = unconstrained._Group.of(torch.arange(6), start, unconstrained._means, y, pace, True), torch.arange(6) % 2 == 1
+    group = unconstrained._Group.of(torch.arange(6), start, unconstrained._means, y, pace, True)
+    mask = torch.arange(6) % 2 == 1
     (joined,) = unconstrained._joined([*group.part(mask), *group.part(~mask)])
     assert joined.index.tolist() == list(range(6)) and torch.equal(joined.pace.rate.flatten(), rate)
     torch.testing.assert_close(joined.runs(), group.runs())
@@ -228,4 +232,5 @@ def test_a_step_of_gradient_descent_runs_without_numbers_on_one_device(relu, bia
     rate = torch.ones(4, dtype=torch.float64, device=META) if per_run else 0.1
     pace = unconstrained._Pace(rate, [0.02, *[0.01] * 3], 0.0, 36).of_runs(start.H)
     samples = unconstrained._every_sample(start.H, y, 3)
-    unconstrained._step_on_device(samples, start.Ws, start.b, pace, relu)()
+    b = start.b[..., None] if bias else None
+    unconstrained._step_on_device(samples, start.Ws, b, pace, relu)()

@@ -70,12 +70,6 @@ def test_panels_gives_as_many_axes_as_asked_for_and_they_do_not_overlap(n, colum
     plt.close(fig)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((0,), "n = 0"), ((2.0,), "n = 2.0"), ((3, 0), "columns = 0")])
-def test_panels_names_a_number_it_cannot_use(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        figures.panels(*arguments)
-
-
 @given(st.integers(2, 30), st.integers(2, 8), st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
 def test_principal_directions_are_orthonormal_and_keep_the_most_variance(n, d, seed):

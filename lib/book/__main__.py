@@ -80,7 +80,6 @@ def build(profile: str = Profile, chapter: str = Chapter, device: str = Device, 
         console.print(f"shown without results, because never executed as they are now: {names} (run `make book`)")
     state = "built" if anew else "unchanged"
     console.print(f"site {state} in {time.monotonic() - started:.1f} s: {html / 'index.html'}")
-    return 0
 
 
 @command
@@ -99,7 +98,6 @@ def publish():
     with run.lock(console.print), console.status("building the site"):
         html, anew, _ = site.publish()
     console.print(f"site {'built' if anew else 'unchanged'}: {html / 'index.html'}")
-    return 0
 
 
 @command
@@ -111,7 +109,6 @@ def status(profile: str = Profile, chapter: str = Chapter, device: str = Device,
         reasons = run.stale(page, parameters)
         table.add_row(page.short, "stale" if reasons else "current", "; ".join(reasons))
     console.print(table)
-    return 0
 
 
 @command
@@ -127,7 +124,6 @@ def claims():
     counts = Counter(row["verdict"] for row in rows)
     console.print(f"{len(rows)} claims: " + ", ".join(f"{number} {name}" for name, number in counts.most_common()))
     console.print(str(chapters.BUILD / "claims.json"))
-    return 0
 
 
 @command
@@ -138,14 +134,11 @@ def record(chapter: str = Chapter):
     with run.lock(console.print):
         written = records.record(selected, announce=console.print)
     for taken, changed in written:
-        where = f"{taken['finished'][:10]} on {taken['machine']['name']}"
-        state = "recorded" if changed else "unchanged"
         idle = sum(not claim["measured"] for claim in taken["claims"])
-        count = len(taken["claims"])
-        number = f"{count} claim{'s' * (count > 1)}" + (f" ({idle} not run)" if idle else "")
-        console.print(f"{taken['chapter']}: {state}, {number} of {where}")
+        number = f"{len(taken['claims'])} claims ({idle} not run)"
+        when = f"{taken['finished'][:10]} on {taken['machine']['name']}"
+        console.print(f"{taken['chapter']}: {'recorded' if changed else 'unchanged'}, {number} of {when}")
     _validate_claims(partial=True)  # the new records beside those that were there
-    return 0
 
 
 def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
@@ -162,7 +155,6 @@ def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
     if not automatic and (not jobs.isdecimal() or int(jobs) < 1):
         raise chapters.BadInput(f"jobs {jobs!r} is neither auto nor a whole number from 1 on")
     everything = chapters.chapters()
-    site.check_title(everything)
     selected = chapters.select(everything, chapter)
     _validate_claims(partial=bool(chapter))
     return selected, parameters, run.default_jobs() if automatic else int(jobs)

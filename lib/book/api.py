@@ -39,9 +39,7 @@ def modules() -> list[str]:
         if "book" not in path.relative_to(ROOT).parts and path.stem != "__main__" and public(name):
             found.append(name)
     listed = {(name, each.name) for name in found for each in public(name)}
-    return [
-        name for name in found if not any((name.rpartition(".")[0], each.name) in listed for each in public(name))
-    ]
+    return [name for name in found if not any((name.rpartition(".")[0], each.name) in listed for each in public(name))]
 
 
 @cache

@@ -49,6 +49,11 @@ class Page:
     def text(self) -> str:
         return self.path.read_text(encoding="utf8")
 
+    @property
+    def title(self) -> str:
+        heading = re.search(r"^# (.*)$", self.text, re.MULTILINE)
+        return heading[1] if heading else ""
+
     @cached_property
     def is_chapter(self) -> bool:
         header = re.match(r"---\n.*?^kernelspec:.*?^---$", self.text, re.MULTILINE | re.DOTALL)
@@ -134,6 +139,8 @@ def pages(root: Path = ROOT) -> list[Page]:
     for page in found:
         if not page.path.is_file():
             raise BadInput(f"_toc.yml lists {page.name}, but there is no file {page.name}.md")
+        if not page.title:
+            raise BadInput(f"{page.name}.md has no title (a line that begins with '# ')")
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import re
 from pathlib import Path
 
 from lib.book.chapters import ROOT, BadInput, Page, chapters, differences
@@ -226,9 +225,8 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
         if rows:
             lines = ["| chapter | claims | state |", "|---|---|---|"]
             for (page, state), names in rows.items():
-                heading = re.search(r"^# (.*)$", page.text, re.MULTILINE)[1]
                 linked = ", ".join(_link(name, live) for name in names)
-                cells = (f"[{heading}](../{page.short}.md)", linked, state)
+                cells = (f"[{page.title}](../{page.short}.md)", linked, state)
                 lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
             parts += [f"### {title}", '<div class="overview">', "\n".join(lines), "</div>"]
     return "\n\n".join(parts)

@@ -24,8 +24,8 @@ import subprocess
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -39,14 +39,12 @@ MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
 GPU_MEMORY = 0.95  # of a GPU's memory is shared; the rest is for what the driver takes for each process
 
 
-@dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a chapter: `state` is executed, current (nothing to do) or failed."""
 
     page: Page
     state: str
     seconds: float = 0.0
-    reasons: list[str] = field(default_factory=list)
     error: str = ""
 
 
@@ -146,9 +144,8 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     are killed before it is passed on; finished chapters stay.
     """
 
-    def to_do() -> dict[Page, list[str]]:
-        reasons = {page: ["asked for"] if force else stale(page, parameters) for page in selected}
-        return {page: why for page, why in reasons.items() if why}
+    def to_do() -> list[Page]:
+        return [page for page in selected if force or stale(page, parameters)]
 
     todo = to_do()
     if _download(todo, parameters, console):
@@ -160,13 +157,13 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")
     if jobs > 1:  # what was never executed may be the longest
-        todo = dict(sorted(todo.items(), key=lambda entry: -noted(entry[0]).get("seconds", math.inf)))
+        todo.sort(key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console, force)}
     return [outcomes[page] for page in selected]
 
 
-def _download(pages, parameters: dict, console) -> bool:
+def _download(pages: list[Page], parameters: dict, console) -> bool:
     """Fetch the image sets that these chapters want in the paper profile; was anything fetched?
 
     It is done before any of them begins, since what lies in the data folder counts for all of them. A chapter whose
@@ -182,15 +179,15 @@ def _download(pages, parameters: dict, console) -> bool:
     names = [name for name in ORIGINALS if name in names]
     with console.status(f"looking for {', '.join(names)}"):
         command = [sys.executable, "-m", "lib.data.image_files", "fetch", *names]
-        process = subprocess.run(command, cwd=next(iter(pages)).root, capture_output=True, text=True)
+        process = subprocess.run(command, cwd=pages[0].root, capture_output=True, text=True)
     for line in process.stderr.splitlines():
         if line.startswith("error: "):
             console.print(line.removeprefix("error: "))
     return "downloaded into" in process.stdout
 
 
-def _execute_all(todo: dict[Page, list[str]], parameters, jobs, console, force) -> list[Outcome]:
-    _prepare_environment(next(iter(todo)).root, jobs)
+def _execute_all(todo: list[Page], parameters, jobs, console, force) -> list[Outcome]:
+    _prepare_environment(todo[0].root, jobs)
     shutil.rmtree(BUILD / "running", ignore_errors=True)  # what an interrupted build left
     done: list[Outcome] = []
     clients: set = set()
@@ -199,8 +196,7 @@ def _execute_all(todo: dict[Page, list[str]], parameters, jobs, console, force) 
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             whole = progress.add_task("chapters", total=len(todo))
-            rest = parameters, progress, clients, force
-            pending = {pool.submit(_execute_one, page, reasons, *rest) for page, reasons in todo.items()}
+            pending = {pool.submit(_execute_one, page, parameters, progress, clients, force) for page in todo}
             while pending:
                 # not for ever: an interrupt that another thread receives is only seen when this one wakes
                 finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
@@ -229,7 +225,7 @@ def _kill_kernel(client) -> None:
 # ---------------------------------------------------------------------------------------------------- one chapter
 
 
-def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> Outcome:
+def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:
     import nbformat
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -272,7 +268,7 @@ def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> O
             error += f"\nthe notebook up to there: {failed}"
         if unfinished.exists():
             error += "\nits finished runs are kept: the next build goes on from them, unless the code changes"
-        return Outcome(page, "failed", seconds, reasons, error)
+        return Outcome(page, "failed", seconds, error)
     notebook = nbformat.read(result, as_version=4)
     for name in ("input_path", "output_path"):  # where it was executed is nobody's business
         notebook.metadata.papermill.pop(name, None)
@@ -281,7 +277,7 @@ def _execute_one(page: Page, reasons, parameters, progress, clients, force) -> O
         nbformat.write(notebook, partial)
     failed.unlink(missing_ok=True)
     shutil.rmtree(unfinished, ignore_errors=True)
-    return Outcome(page, "executed", seconds, reasons)
+    return Outcome(page, "executed", seconds)
 
 
 @functools.cache

@@ -240,7 +240,6 @@ def _insert_note(notebook, note: str) -> None:
         if cell.cell_type == "markdown" and (heading := re.search(r"^# .*$", cell.source, re.MULTILINE)):
             cell.source = f"{cell.source[: heading.end()]}\n\n{note}\n{cell.source[heading.end() :]}"
             return
-    raise SiteError("a chapter has no title (a line that begins with '# ')")
 
 
 def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
@@ -263,8 +262,8 @@ def _sync(files: dict[str, bytes]) -> str:
     """Make the Sphinx source folder equal to `files`, touching only what differs; returns the site's digest."""
     source = BUILD / "source"
     digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in RENDERERS).encode())
-    for path in _sources_of_pages():
-        digest.update(path.read_bytes())
+    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())  # docstrings are on the pages about the library, and lib.book makes all pages
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
@@ -276,11 +275,6 @@ def _sync(files: dict[str, bytes]) -> str:
         if path.is_file() and path.relative_to(source).as_posix() not in files:
             path.unlink()
     return digest.hexdigest()[:16]
-
-
-def _sources_of_pages() -> list[Path]:
-    """The modules of lib: their docstrings are on the pages about the library, and lib.book makes all pages."""
-    return sorted(Path(__file__).resolve().parents[1].rglob("*.py"))
 
 
 def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> None:
@@ -346,9 +340,3 @@ def _switch(html: Path, site: Path) -> None:
     if html.is_dir() and not html.is_symlink():  # not ours: a folder that an earlier tool made
         os.replace(html, html.with_name("html.old"))
     os.replace(link, html)
-
-
-def check_title(everything: list[Page]) -> None:
-    for page in everything:
-        if page.is_chapter and not re.search(r"^# .*$", page.text, re.MULTILINE):
-            raise BadInput(f"{page.name}.md has no title (a line that begins with '# ')")

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lib.checks import one_of
 from lib.data.vision import torchvision
 from lib.ledger.notes import note
 
@@ -87,13 +88,6 @@ class Raw(NamedTuple):
 def data_folder(folder: str | os.PathLike | None = None) -> Path:
     """The given folder, else the one that COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
     return Path(folder or os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book").expanduser()
-
-
-def known(name: str) -> str:
-    """The name of a set of the book; ValueError for another, with those that there are."""
-    if name not in NAMES:
-        raise ValueError(f"no data set {name!r}: known are {', '.join(NAMES)}, and paths of folders and .npz files")
-    return name
 
 
 # Presence and checksums -------------------------------------------------------------------------------------------
@@ -169,8 +163,7 @@ def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
     Returns whether anything was downloaded; progress goes to the standard error stream. Raises ValueError for a set
     that has no download, ConnectionError without a network.
     """
-    if known(name) not in DOWNLOADABLE:
-        raise ValueError(f"{name} cannot be downloaded; {', '.join(DOWNLOADABLE)} can")
+    one_of(DOWNLOADABLE, name=name)
     folder = data_folder(folder)
     for path, md5 in _files(name, folder).items():
         if path.is_file() and _md5(path) != md5:

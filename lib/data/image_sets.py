@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lib import checks
 from lib.data import image_files
-from lib.data.image_files import DOWNLOADABLE, NAMES, TITLES, data_folder, known
+from lib.data.image_files import DOWNLOADABLE, NAMES, TITLES, data_folder
 
 #: What "auto" prefers to the digits, see :func:`resolve`.
 STAND_INS = {"cifar10": ("cifar10-jpeg75",)}
@@ -159,8 +159,9 @@ def load(
         if name in NAMES:  # a name of the book is a promise of what lies behind it
             name = f"folder {name}"
     else:
+        checks.one_of(NAMES, name=name)
         source = data_folder(folder)
-        if known(name) in DOWNLOADABLE and download:
+        if download and name in DOWNLOADABLE:
             image_files.fetch(name, source)
         raw = image_files.read(name, source)
     image_files.note_files(name, source, raw)
@@ -192,7 +193,7 @@ def resolve(
 
     Raises ValueError for an unknown name, FileNotFoundError for a path at which there is nothing.
     """
-    known(wanted)
+    checks.one_of(NAMES, wanted=wanted)
     if dataset == "auto":
         place = data_folder(folder)
         lacking = wanted in DOWNLOADABLE and image_files.absent(wanted, place)
@@ -208,7 +209,8 @@ def resolve(
         if not Path(dataset).expanduser().exists():
             raise FileNotFoundError(f"dataset = {str(dataset)!r}: there is no such folder or file")
         return str(dataset)
-    return known(dataset)
+    checks.one_of(NAMES, dataset=dataset)
+    return dataset
 
 
 def _is_path(name: str | os.PathLike) -> bool:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from lib import figures
+from lib.checks import one_of
 from lib.figures import COLORS, GREY, LAYERS, LOOK, MARKERS
 
 #: What the panels say of each column of the table.
@@ -94,8 +95,8 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
     known = [column for column in TITLES if any(row.get(column) is not None for row in rows.values())]
     columns = [name for name in known if name not in ("nc2_of", "condition_number")] if columns is None else columns
     columns = [columns] if isinstance(columns, str) else list(columns)
-    if unknown := [column for column in columns if column not in known]:
-        raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(known)}")
+    for column in columns:
+        one_of(known, column=column)
     colors = LAYERS
     if len(rows) > len(LAYERS):
         colors = mpl.colormaps["viridis"]([0.1 + 0.8 * i / (len(rows) - 1) for i in range(len(rows))])

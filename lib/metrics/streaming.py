@@ -99,15 +99,17 @@ class ClassStatistics:
         means = _class_sums(H.double(), y, self.K) / new.clamp(min=1)[:, None]
         if not torch.isfinite(means).all():  # as one feature is that is not
             _finite("H", H)
+        # centred first, in the dtype of the features: the product is fast, and what cancels are features, not squares
         centre = means.to(H.dtype)
         deviations = H - centre[y]
         scatter = deviations.T @ deviations
-        # squares end at 1e-38 and 1e38 in float32
+        # squares end at 1e-38 and 1e38 in float32; only then is it worth the slower product in float64
         if not SMALLEST < scatter.diagonal().max() < inf and deviations.any():
             scatter = deviations.double().T @ deviations.double()
         self._scatter += scatter
-        # the centres are the means rounded to the dtype of the features
+        # the centres are the means rounded to the dtype of the features, about which the scatter is too large
         self._add_outer(means - centre, -new)
+        # the update of Chan, Golub & LeVeque, all classes at once; a class without samples here has share 0
         share = new.double() / (self.counts + new).clamp(min=1)
         delta = means - self._means
         self._add_outer(delta, self.counts * share)
@@ -174,8 +176,9 @@ class Measures(list):
         return over_layers(self)
 
     def __str__(self) -> str:
-        columns = [_aligned(column, left=i == 0) for i, column in enumerate(zip(*self._cells(), strict=True))]
-        return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+        rows = self._cells()
+        width, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join("  ".join([row[0].ljust(width), *map(str.rjust, row[1:], widths)]) for row in rows)
 
     def _repr_html_(self) -> str:
         head, *body = self._cells()
@@ -320,13 +323,17 @@ def measure(
 
 
 def _collected(model, loader, hooked, K, device, reduce) -> dict[str, ClassStatistics]:
-    """The class statistics of every hooked module, by name."""
+    """The class statistics of every hooked module, by name; on the CPU for a device that knows no float64, MPS."""
     statistics: dict[str, ClassStatistics] = {}
     with closing(_passes(model, loader, hooked, device, reduce)) as passes:
         for features, y in passes:
             for name in features:  # and no variable for the features, which would keep them while the next are made
                 if name not in statistics:
-                    statistics[name] = _statistics(name, K, features[name].shape[1], device)
+                    d = features[name].shape[1]
+                    if d > LARGEST_WIDTH:
+                        advice = 'use reduce="mean" or a layer of fewer dimensions'
+                        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
+                    statistics[name] = ClassStatistics(K, d, "cpu" if device.type == "mps" else device)
                 statistics[name].update(features[name], y)
     if not statistics:
         raise ValueError("the loader has no batch")
@@ -434,13 +441,6 @@ def _kind(output) -> str:
     return f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
 
 
-def _statistics(name: str, K: int, d: int, device: torch.device) -> ClassStatistics:
-    if d > LARGEST_WIDTH:
-        advice = 'use reduce="mean" or a layer of fewer dimensions'
-        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
-    return ClassStatistics(K, d, "cpu" if device.type == "mps" else device)  # MPS knows no float64
-
-
 def _row(name: str, statistics: ClassStatistics) -> dict:
     means = statistics.means
     centred = means - statistics.global_mean
@@ -477,11 +477,6 @@ def _module(modules: dict[str, nn.Module], name: str) -> nn.Module:
         near = checks.nearest(name, names)
         raise ValueError(f"the model has no layer {name!r}{near}; it has {', '.join(names)}, and {PENULTIMATE}")
     return modules[name]
-
-
-def _aligned(cells: Iterable[str], left: bool) -> list[str]:
-    width = max(map(len, cells))
-    return [cell.ljust(width) if left else cell.rjust(width) for cell in cells]
 
 
 def _cell(value) -> str:

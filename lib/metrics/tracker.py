@@ -3,10 +3,10 @@ r"""Measures of collapse while a network trains, from any training loop."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from numbers import Integral
 
 from torch import nn
 
+from lib.checks import one_of, positive_integers
 from lib.metrics.streaming import Measures, measure
 
 
@@ -69,8 +69,8 @@ class Tracker:
         for name, given in (("loader", loader), ("test_loader", options.get("test_loader"))):
             if isinstance(given, Iterator):
                 raise ValueError(f"{name} can be read once only: give a DataLoader, a list or a function")
-        if not isinstance(every, Collection) and not (isinstance(every, Integral) and every > 0):
-            raise ValueError(f"every = {every!r}: a positive whole number or a collection of epochs is needed")
+        if not isinstance(every, Collection):
+            positive_integers(every=every)
         self.model, self.loader, self.every, self.options = model, loader, every, options
         self.layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
         self.rows: list[dict] = []
@@ -99,12 +99,9 @@ class Tracker:
             raise ValueError("nothing was measured yet")
         layers = [row["layer"] for row in self.last]
         layer = layers[-1] if layer is None else layer
-        if layer not in layers:
-            raise ValueError(f"the layer {layer!r} is not tracked, but {', '.join(layers)}")
+        one_of(layers, layer=layer)
         rows = [row for row in self.rows if row["layer"] == layer]
-        if any(row.get(column) is None for row in rows) or column == "layer":
-            known = ", ".join(name for name, value in rows[-1].items() if value is not None and name != "layer")
-            raise ValueError(f"no column {column!r} of the layer {layer!r}; it has {known}")
+        one_of([name for name, value in rows[-1].items() if value is not None and name != "layer"], column=column)
         return [row["epoch"] for row in rows], [row[column] for row in rows]
 
     def plot(self, columns: Iterable[str] | None = None):

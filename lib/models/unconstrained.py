@@ -161,13 +161,12 @@ def check(
     """
     if isinstance(Ws, Tensor) or len(Ws) == 0:
         raise ValueError("Ws is empty or no list: at least the classifier is needed")
-    if H.ndim < 2:
-        raise ValueError(f"H has shape {tuple(H.shape)}: a matrix per run is needed")
-    width = H.shape[-2]
-    for i, W in enumerate(Ws, 1):
-        if W.ndim < 2 or W.shape[-1] != width:
-            raise ValueError(f"W_{i} has shape {tuple(W.shape)}: a matrix per run is needed, with {width} columns")
-        width = W.shape[-2]
+    width = 0  # of what a factor multiplies
+    for name, part in {"H": H, **{f"W_{i}": W for i, W in enumerate(Ws, 1)}}.items():
+        if part.ndim < 2 or (width and part.shape[-1] != width):
+            columns = f", with {width} columns" if width else ""
+            raise ValueError(f"{name} has shape {tuple(part.shape)}: a matrix per run is needed{columns}")
+        width = part.shape[-2]
     checks.integers(2, K=width)
     checks.labels(y, H.shape[-1], width)
     if b is not None and b.shape[-1:] != (width,):

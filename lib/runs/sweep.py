@@ -16,7 +16,6 @@ After an edit of `lib` workers have to be started anew: they compute with what t
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import json
@@ -196,7 +195,7 @@ def _on_cluster(function, todo, scheduler) -> Iterator[tuple[str, dict]]:
     import distributed
 
     pickled = cloudpickle.dumps(function)  # opened by the workers alone: a scheduler would import all that it needs
-    with _client(distributed, scheduler) as client:
+    with _connected(distributed, scheduler) as client:
         futures = client.map(_execute, list(todo), [pickled] * len(todo), list(todo.values()), key=list(todo))
         for future in distributed.as_completed(futures, loop=client.loop):
             try:
@@ -209,21 +208,17 @@ def _on_cluster(function, todo, scheduler) -> Iterator[tuple[str, dict]]:
             future.release()
 
 
-@contextlib.contextmanager
-def _client(distributed, address):
+def _connected(distributed, address):
+    """A client of a scheduler that answers and has a worker."""
     try:
         client = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TypeError for an address that is none
-        raise ConnectionError(
-            f"no Dask scheduler answers at {address} ({error}); start one with `PYTHONPATH=. dask scheduler`, or leave "
-            "SCHEDULER empty to run on this machine"
-        ) from error
-    with client:
-        try:
-            client.wait_for_workers(1, timeout=_PATIENCE)
-        except TimeoutError as error:
-            raise ConnectionError(
-                f"the Dask scheduler at {address} has no worker after {_PATIENCE} s; start one in the book's folder: "
-                f"`PYTHONPATH=. dask worker {address} --nthreads 1`"
-            ) from error
-        yield client
+        hint = "start one with `PYTHONPATH=. dask scheduler`, or leave SCHEDULER empty to run on this machine"
+        raise ConnectionError(f"no Dask scheduler answers at {address} ({error}); {hint}") from error
+    try:
+        client.wait_for_workers(1, timeout=_PATIENCE)
+    except TimeoutError as error:
+        client.close()
+        hint = f"start one in the book's folder: `PYTHONPATH=. dask worker {address} --nthreads 1`"
+        raise ConnectionError(f"the Dask scheduler at {address} has no worker after {_PATIENCE} s; {hint}") from error
+    return client

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from made_up import HEADER
 
 from lib.book import chapters
@@ -68,7 +67,7 @@ def walk(page, monkeypatch):
                 file = f"<{page.name}, code cell {number}>"  # whose lines `inspect` finds, as in a notebook
                 linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
                 exec(compile(code, file, "exec"), names)
-                names.update({name: value for name, value in {"profile": "paper", "device": "cpu"}.items() if name in names})
+                names.update(names.keys() & {"profile"} and {"profile": "paper", "device": "cpu"})
     finally:
         torch.set_default_dtype(default)
         torch.set_num_threads(threads)
@@ -94,8 +93,8 @@ def test_the_ways_of_the_paper_profile_end_without_an_error(page, monkeypatch):
 
 
 def test_an_error_on_such_a_way_is_noticed(tmp_path, monkeypatch):
-    cells = ['profile = "laptop"', "from lib.ledger.profiles import pick\nSETTINGS = {'size': (1000, 10, 1)}",
-             "size = pick(SETTINGS, profile)['size']", 'if profile == "paper":\n    raise ValueError(f"size {size}")']  # fmt: skip
+    picked = "from lib.ledger.profiles import pick\nsize = pick({'size': (1000, 10, 1)}, profile)['size']"
+    cells = ['profile = "laptop"', picked, 'if profile == "paper":\n    raise ValueError(f"size {size}")']
     text = "".join(f"```{{code-cell}} ipython3\n{cell}\n```\n\n" for cell in cells)
     (tmp_path / "made.md").write_text(f"{HEADER}\n{text}")
     page = chapters.Page("made", tmp_path)

@@ -1,10 +1,8 @@
 """torchvision is importable beside any torch, and from one place only."""
 
 import gc
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +12,6 @@ import torch
 from lib.data.vision import torchvision
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(code, *search):
-    """Run code in an interpreter of its own, with these folders before the repository on its search path."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*search, ROOT]))}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
 
 
 def with_torchvision_from(folder, monkeypatch):
@@ -43,25 +35,6 @@ def test_a_torchvision_that_imports_is_left_as_it_is(tmp_path, monkeypatch):
     found = with_torchvision_from(tmp_path, monkeypatch)
     assert found["torchvision"].works
     assert "_schemas" not in found
-
-
-def test_an_operator_that_is_there_is_not_declared_again(tmp_path):
-    (tmp_path / "torchvision.py").write_text(
-        "import torch\n"
-        "if not hasattr(torch.ops.torchvision, 'nms'):\n"
-        "    schemas = torch.library.Library('torchvision', 'FRAGMENT')\n"
-        "    schemas.define('nms(Tensor dets) -> Tensor')\n"
-        "    torch._schemas = schemas\n"
-        "    raise RuntimeError('operator torchvision::qnms does not exist')\n"
-    )
-    done = python(
-        "import torch\n"
-        "from lib.data.vision import torchvision\n"
-        "assert torch.ops.torchvision.qnms\n"
-        "assert len(torch.ops.torchvision.nms.default._schema.arguments) == 1\n",
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_another_error_of_the_import_is_not_hidden(tmp_path, monkeypatch):

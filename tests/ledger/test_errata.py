@@ -50,26 +50,16 @@ def test_the_heading_of_an_erratum_is_read_from_its_section(page):
         ("(erratum-sign)=", "(erratum-sing)=", "erratum 'sing' is not in errata.yml; did you mean 'sign'"),
         (SECTION, SECTION + SECTION, "erratum 'sign' has two sections"),
         ("## The sign of $r$", "", "no heading '## ...' right after its anchor"),
-        ("## The sign", "### The sign", "no heading '## ...' right after its anchor"),
         ("<!-- erratum sign -->", "", "at least one code cell"),
         ("<!-- consequence sign -->", "", "at least one code cell"),
         ("<!-- erratum sign -->", "<!-- erratum sign -->\n<!-- erratum sign -->", "at least one code cell"),
-        ("<!-- erratum sign -->", "<!-- consequence sign -->", "at least one code cell"),
         ("```{code-cell} ipython3", "```python", "at least one code cell"),
-        ("<!-- erratum sign -->", "<!-- erratum sigh -->", "erratum 'sigh' is not in errata.yml"),
     ],
 )
 def test_an_erratum_has_one_complete_section_and_nothing_else(page, old, new, named):
     assert old in SECTION
     with pytest.raises(ValueError, match=named):
         errata.check([page(SECTION.replace(old, new))])
-
-
-def test_an_anchor_at_the_end_of_a_page_has_no_section(page):
-    path = page(SECTION)
-    path.write_text("# Errata\n\n(erratum-sign)=\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="no heading"):
-        errata.check([path])
 
 
 def test_an_erratum_stands_on_the_page_of_its_paper(page):

@@ -18,11 +18,6 @@ def test_the_table_shows_print_measurement_difference_and_a_sign_beside_the_colo
     assert "✗" in table(BAD) and 'aria-label="not met"' in table(BAD)
 
 
-def test_what_the_paper_prints_can_stand_in_its_own_words(files):
-    files([claim(expect={"norm": {"value": 1.41, "abs": 0.02, "printed": "1.41 ± 0.13"}})])
-    assert "1.41 ± 0.13" in table({"norm": 1.42})
-
-
 def test_a_table_says_what_stands_against_a_verdict_and_leads_there(files):
     files(errata=[ERRATUM])
     assert 'href="../errata/feature-collapse.html#erratum-sign"' in table(BAD)

@@ -2,7 +2,7 @@
 
 import weakref
 from fractions import Fraction
-from math import acos, cos, hypot, inf, isnan, pi, sin, sqrt
+from math import acos, cos, hypot, inf, isnan, sin, sqrt
 
 import numpy as np
 import pytest
@@ -253,11 +253,6 @@ def test_features_of_one_direction_and_many_lengths_have_spread_but_no_direction
     assert metrics.relative_spread(H, y) > 1e-2
 
 
-def test_a_tiny_angle_is_not_rounded_away():
-    H = torch.tensor([[1.0, 0.0], [1.0, 2e-10]], dtype=torch.float64)
-    assert metrics.directional_spread(H, torch.tensor([0, 0])) == pytest.approx(1e-10, rel=1e-4)
-
-
 @quick
 @given(st.integers(2, 6), st.floats(0.1, 10), seeds)
 def test_corners_of_a_regular_simplex_are_equiangular_and_a_turned_one_is_seen(K, length, seed):
@@ -356,21 +351,6 @@ def test_what_has_no_direction_is_nan():
     assert all(isnan(value) for value in values)
 
 
-def test_three_vectors_at_120_degrees():
-    angles = torch.tensor([0, 2 * pi / 3, 4 * pi / 3], dtype=torch.float64)
-    means = torch.stack([angles.cos(), angles.sin()], 1)
-    assert metrics.equiangularity(means) < 1e-15
-    means[0] = torch.tensor([cos(0.1), sin(0.1)], dtype=torch.float64)
-    assert metrics.equiangularity(means) == pytest.approx(cos(2 * pi / 3 - 0.1) + 0.5, rel=1e-9)
-
-
-def test_a_flat_cloud_has_as_many_singular_values_as_dimensions_it_fills():
-    rng = np.random.default_rng(0)
-    H = torch.from_numpy(rng.standard_normal((20, 2)) @ rng.standard_normal((2, 7)) + 5)
-    found = metrics.principal_singular_values(H)
-    assert found.shape == (7,) and (found[:2] > 0.1).all() and found[2:].max() < 1e-13 * found[0]
-
-
 # Invariance -----------------------------------------------------------------------------------------------------------
 
 
@@ -400,23 +380,6 @@ def test_nc_measures_see_neither_rotation_nor_scale(seed, exponent, shift):
     assert metrics.nc4(scale * H @ turn, W @ turn, None, scale * M @ turn) == metrics.nc4(H, W, None, M)
     moved = metrics.memorization(scale * H @ turn, y, scale * M @ turn).item()
     assert moved == pytest.approx(scale * metrics.memorization(H, y, M).item(), rel=1e-9)
-
-
-@quick
-@given(seeds, st.floats(0.1, 10))
-def test_singular_values_scale_with_the_cloud_and_do_not_see_where_it_lies(seed, factor):
-    H, _ = cloud(seed)
-    expected = factor * metrics.principal_singular_values(H)
-    moved = factor * H @ rotation(seed, 4) + torch.arange(4)
-    torch.testing.assert_close(metrics.principal_singular_values(moved), expected)
-
-
-@quick
-@given(seeds)
-def test_lengths_of_single_features_do_not_change_the_directional_spread(seed):
-    H, y = cloud(seed)
-    lengths = torch.from_numpy(np.random.default_rng(seed).uniform(0.01, 100, (len(y), 1)))
-    assert metrics.directional_spread(lengths * H, y) == pytest.approx(metrics.directional_spread(H, y), rel=1e-10)
 
 
 def test_results_follow_the_dtype():
@@ -713,13 +676,9 @@ def test_bad_clouds_are_refused(measure):
         (lambda: metrics.nc2_etf(nan_row), "means"),
         (lambda: metrics.nc2_of(torch.ones(3)), "means"),
         (lambda: metrics.nc3(H, H[:2]), "W .* means"),
-        (lambda: metrics.nc3(nan_row, nan_row), "W"),
         (lambda: metrics.nc4(H, H[:2], None, H[:3]), "H .* W .* means"),
-        (lambda: metrics.nc4(H, torch.ones(2, 3), None, H[:2]), "H .* W .* means"),
         (lambda: metrics.nc4(H, H[:2], torch.ones(3), H[:2]), "b"),
-        (lambda: metrics.nc4(H[:0], H[:2], None, H[:2]), "H"),
         (lambda: metrics.memorization(H, y + 1, H[:2]), "y"),
-        (lambda: metrics.memorization(H, y[:3], H[:2]), "y"),
         (lambda: metrics.memorization(H, y, torch.ones(2, 3)), "H_corrupted .* test_means"),
         (lambda: metrics.memorization(nan_row, y[:2], H[:2]), "H_corrupted"),
         (lambda: metrics.numerical_rank(H, rtol=1), "rtol"),
@@ -728,7 +687,6 @@ def test_bad_clouds_are_refused(measure):
         (lambda: ClassStatistics(1, 2).nc1(), "K"),
         (lambda: ClassStatistics(2, 2).means, "class 0"),
         (lambda: ClassStatistics(2, 2).update(H, y + 1), "y"),
-        (lambda: ClassStatistics(2, 2).update(H, y.float()), "y"),
         (lambda: ClassStatistics(2, 3).update(H, y), "H"),
         (lambda: ClassStatistics(2, 2).update(nan_row, y[:2]), "H"),
     ],

@@ -188,9 +188,9 @@ def test_a_tracker_keeps_a_row_for_each_epoch_and_layer():
     epochs, values = tracker.curve("nc1")
     assert epochs == [0, 1, 2] and values == [row["nc1"] for row in tracker.rows[1::2]]
     assert tracker.curve("dilation", "0")[1] == [row["dilation"] for row in tracker.rows[::2]]
-    with pytest.raises(ValueError, match="'9' is not tracked, but 0, penultimate"):
+    with pytest.raises(ValueError, match="layer = '9'.*'0', 'penultimate'"):
         tracker.curve("nc1", "9")
-    with pytest.raises(ValueError, match="no column 'nc3' of the layer '0'; it has epoch, d"):
+    with pytest.raises(ValueError, match="column = 'nc3'"):
         tracker.curve("nc3", "0")
 
 
@@ -287,7 +287,7 @@ def test_the_picture_over_epochs_has_a_panel_for_each_column_and_a_line_for_each
     assert list(drawn(nc3)) == ["penultimate"] and list(drawn(rank)) == ["0", "penultimate"]
     assert len(tracker.plot().axes) == 7
     assert len(tracker.plot("nc1").axes) == 1
-    with pytest.raises(ValueError, match="no column 'nc5'; there are nc1, dilation"):
+    with pytest.raises(ValueError, match="column = 'nc5'.*'nc1', 'dilation'"):
         tracker.plot(["nc5"])
 
 

@@ -304,7 +304,7 @@ def test_parts_that_do_not_fit_into_memory_are_halved_until_they_do(capsys, lack
     assert "If reserved" not in first
 
 
-@pytest.mark.parametrize(("lack", "size"), [(by_the_card, "3.00 GiB"), (by_the_processor, str(2**60)), (by_numpy, "EiB")])
+@pytest.mark.parametrize(("lack", "size"), [(by_the_card, "3.00 GiB"), (by_the_processor, 2**60), (by_numpy, "EiB")])
 def test_a_run_that_does_not_fit_alone_fails_with_the_size_that_it_needed(build, lack, size):
     work = Work(lambda part: lack(part) if 3 in part else None)
     with pytest.raises(RuntimeError, match=f"squares: the run 3 alone .*{size}"):

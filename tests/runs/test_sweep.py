@@ -31,8 +31,9 @@ def cluster(start, monkeypatch):
             port = one.getsockname()[1]
         address = f"tcp://127.0.0.1:{port}"
         monkeypatch.setenv("SCHEDULER", address)
-        scheduler = start("-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", "--no-show")
-        options = ("--nthreads", 1, "--no-nanny", "--no-dashboard", "--host", "127.0.0.1", "--death-timeout", 60)
+        common = ("--no-dashboard", "--host", "127.0.0.1")
+        scheduler = start("-m", "dask", "scheduler", *common, "--port", port, "--no-show")
+        options = (*common, "--nthreads", 1, "--no-nanny", "--death-timeout", 60)
         return scheduler, [start("-m", "dask", "worker", address, *options, seconds=seconds) for _ in range(workers)]
 
     return cluster

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from lib.models.unconstrained import labels, objective, scores
+from lib.models.unconstrained import labels, objective
 from lib.search import best_known as bk
 from lib.search.best_known.__main__ import main
-from lib.search.best_known.descent import merged
 from lib.search.best_known.initial import KINDS
 from lib.theory import low_rank
 
@@ -101,27 +100,6 @@ def test_initial_factors_have_the_shapes_of_the_problem_and_are_finite(kind, L):
     assert names == [kind] * 4
     assert [tuple(q.shape[1:]) for q in factors] == [(K, K), (d, K), *[(d, d)] * (L - 2), (K, d)]
     assert all(q.isfinite().all() for q in factors)
-
-
-# Fewer units
-
-
-def test_parallel_and_silent_units_merge_without_a_trace_in_the_loss():
-    H, W1, W2, W3 = (q[0] for q in random_factors(1, 4, 3, 5, seed=3))
-    parts = torch.tensor([0.6, 0.8], dtype=torch.float64)
-    doubled = torch.cat([W1[:4], parts[:, None] * W1[4], torch.zeros(1, 5, dtype=torch.float64)])
-    split = torch.cat([W2[:, :4], W2[:, 4:] * parts, normal(5, 1)], 1)
-    slim = merged([H, doubled, split, W3])
-    assert slim[1].shape[0] <= 5
-    before, after = (loss_of(q, 0.1).item() for q in ([H, doubled, split, W3], slim))
-    assert after <= before + 1e-9
-    expected = scores(H, [W1, W2, W3], relu=True)
-    torch.testing.assert_close(scores(slim[0], slim[1:], relu=True), expected, rtol=0, atol=1e-9)
-
-
-def test_the_zero_solution_has_no_units_to_merge():
-    zero = [0 * q[0] for q in random_factors(1, 3, 3, 4)]
-    assert all(torch.equal(a, b) for a, b in zip(merged(zero), zero, strict=True))
 
 
 def test_zero_units_change_nothing():
@@ -226,13 +204,14 @@ def test_the_files_are_small():
 # The command line
 
 
-def test_check_reports_a_damaged_file_and_fails(tmp_path, solution, capsys):
+def test_check_reports_a_damaged_file_and_one_under_another_name_and_fails(tmp_path, solution, capsys):
     path = bk.save(solution, tmp_path)
     assert main(["check", "--folder", str(tmp_path)]) == 0
-    shutil.copy(path, tmp_path / "mse-copy.npz")
+    shutil.copy(path, tmp_path / "mse-K06-L4.npz")
     path.write_bytes(path.read_bytes()[:100])
     assert main(["check", "--folder", str(tmp_path)]) == 1
-    assert "FAILED" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.count("FAILED") == 2 and f"belongs into {solution.name}" in told
 
 
 @pytest.mark.parametrize(
@@ -249,12 +228,6 @@ def test_a_search_that_finds_nothing_lower_stores_nothing(tmp_path, capsys):
     assert main(["search", "2", "2", "--seconds", "0.01", "--width", "2", "--folder", str(tmp_path)]) == 0
     assert "nothing is stored" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_under_another_name_fails_the_check(tmp_path, solution, capsys):
-    bk.save(solution, tmp_path).rename(tmp_path / "mse-K06-L4.npz")
-    assert main(["check", "--folder", str(tmp_path)]) == 1
-    assert f"belongs into {solution.name}" in capsys.readouterr().out
 
 
 def test_a_flipped_byte_is_refused_or_harmless(tmp_path, solution):

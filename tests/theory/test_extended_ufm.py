@@ -268,13 +268,6 @@ def test_the_larger_root_is_the_scalar_functions_local_minimum_and_the_smaller_i
     assert (scalar_cost(x, c) < 0.5) == (c < THRESHOLD) or abs(c - THRESHOLD) < 1e-9
 
 
-def test_the_threshold_is_where_frame_and_zero_cost_the_same():
-    assert abs(theory.TWO_LAYER_THRESHOLD - THRESHOLD) < 1e-15
-    x = 0.5 ** (1 / 3)
-    assert x**4 - x + THRESHOLD == pytest.approx(0, abs=1e-15)
-    assert scalar_cost(x, THRESHOLD) == pytest.approx(0.5, abs=1e-15)
-
-
 # --- noise, bad input ---
 
 

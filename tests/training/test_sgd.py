@@ -95,13 +95,6 @@ def test_nesterov_momentum_is_gradient_descent_whose_gradient_is_taken_ahead():
     torch.testing.assert_close(model.bias.detach(), ahead[1], rtol=1e-11, atol=1e-13)
 
 
-def test_the_learning_rate_is_divided_by_ten_every_forty_epochs():
-    x, y = blobs(6)
-    history = train(linear(), x, y, F.cross_entropy, SGD(121, 0.05, (40, 80, 120), batch_size=6))
-    for row in history:
-        assert row["lr"] == pytest.approx(0.05 / 10 ** ((row["epoch"] - 1) // 40))
-
-
 def test_an_epoch_visits_every_sample_once_in_batches_of_nearly_one_size():
     x, y = torch.arange(22.0)[:, None], torch.arange(22) % 2
     seen = []

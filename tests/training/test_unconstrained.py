@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from paper_card import recording
 
 from lib.models.unconstrained import activations, labels, objective
@@ -88,14 +86,6 @@ def test_each_step_goes_against_the_gradient_of_the_objective(model, reduce, y):
     start = start_of(model)
     for steps in (1, 2, 7):
         assert_same(descend(start, model, steps, y, reduce=reduce), by_autograd(start, model, steps, y), atol=1e-13)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.01, 0.5), st.sampled_from(sorted(MODELS)))
-def test_so_it_does_for_every_start_and_learning_rate(seed, learning_rate, name):
-    start = start_of(MODELS[name], seeds=[seed])
-    found = descend(start, MODELS[name], 3, learning_rate=learning_rate)
-    assert_same(found, by_autograd(start, MODELS[name], 3, learning_rate=learning_rate), atol=1e-12)
 
 
 @every_model
@@ -399,17 +389,6 @@ def test_runs_that_go_apart_are_recorded_anew(monkeypatch):
     assert marked == lost and len(marked) == 1 and card.recordings > 2
     for part, other in zip((found.H, *found.Ws), (expected.H, *expected.Ws), strict=True):
         torch.testing.assert_close(part, other, atol=0.0, rtol=0.0, equal_nan=True)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("steps", [9, 10, 101])
-def test_a_gpu_replays_the_same_steps(steps):
-    model, start = MODELS["three layers, ReLU"], nearly_collapsed(MODELS["three layers, ReLU"], 1e-3)
-    there = Runs(start.H.cuda(), [W.cuda() for W in start.Ws], None)
-    for reduce in (True, False):
-        end = descend(there, model, steps, y=ORDERED.cuda(), every=40, reduce=reduce)
-        found = Runs(end.H.cpu(), [W.cpu() for W in end.Ws], None)
-        assert_same(found, descend(start, model, steps, every=40, reduce=reduce), atol=1e-11)
 
 
 @pytest.mark.parametrize(
