@@ -68,6 +68,13 @@ class ImageSet:
     mean: Tensor
     std: Tensor
 
+    def __post_init__(self):
+        # a grey image lies in both memory orders at once, and PyTorch may take a whole network for channels-last; there
+        # oneDNN's backward pass of narrow convolutions writes where it should not (torch 2.13, processors with AVX2)
+        for half in ("x", "x_test"):
+            images = getattr(self, half)
+            object.__setattr__(self, half, images.reshape(-1).view(images.shape))
+
     @property
     def K(self) -> int:
         """Number of classes."""
