@@ -47,7 +47,7 @@ data: $(VENV)/.ready
 	@$(python) -m lib.data.image_files fetch $(DATA)
 
 test: $(VENV)/.ready
-	@$(python) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder $(TESTS)
+	@$(python) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 bench: $(VENV)/.ready
 	@$(python) -m bench $(BENCH)

@@ -22,22 +22,20 @@ class Book:
     output: str
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What looks at the smoke book comes first and goes to one process, which builds it while the other one tests.
-
-    The other files go to a process each, with what takes longest at the front.
-    """
-    for item in items:
-        group = "smoke book" if "smoke_book" in item.fixturenames else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: ("smoke_book" not in item.fixturenames, item.path.parent.name != "book"))
+    """One file that looks at the smoke book comes first, so that its process builds it; the other one comes last."""
+    turns = {"test_site": 0, "test_pages": 3}
+    items.sort(key=lambda item: turns.get(item.path.stem, 1 if item.path.parent.name == "book" else 2))
 
 
 @pytest.fixture(scope="session")
 def smoke_book(tmp_path_factory) -> Book:
-    """This book, executed in the `smoke` profile and published, in a folder of its own."""
-    build = tmp_path_factory.mktemp("smoke-book")
+    """This book, executed in the `smoke` profile and published, in a folder of its own.
+
+    The test processes share the folder: a second one that asks waits for the first one's build and finds it current.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    build = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "smoke-book"
     environment = {**os.environ, "BOOK_BUILD": str(build), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "lib.book", "build", "--profile", "smoke", "--device", "cpu"],

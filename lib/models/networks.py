@@ -192,22 +192,14 @@ def vgg13(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, seed
 
     Parameters
     ----------
-    K
-        Number of classes.
-    channels
-        Of an image: 1 for grey, 3 for colour.
-    width
-        Multiplier :math:`w` of all widths, which are rounded to whole numbers.
-    bias
-        Whether the last layer has one.
-    seed
-        Of the initial weights, which are torchvision's and drawn on the CPU: normal with variance 2 over the fan-out in
-        the convolutions, N(0, 0.01²) in `fc`, biases 0.
+    K, channels, width, bias, seed
+        As of :func:`resnet18`, and so are the errors. The initial weights are normal with variance 2 over the fan-out
+        in the convolutions, N(0, 0.01²) in `fc`, biases 0.
 
     Raises
     ------
     ValueError
-        If `K` is below 2, `channels` below 1, or `width` not a positive number that leaves one feature map.
+        As :func:`resnet18`.
 
     Examples
     --------
