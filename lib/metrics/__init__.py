@@ -9,7 +9,8 @@ A network's features do not fit in memory at once: :class:`ClassStatistics` take
 :func:`measure` collects every measure of any PyTorch model from one pass over its data, and :class:`Tracker` does so
 again and again while the model trains.
 
-PyTorch, NumPy and networkx are all that it imports. Pictures import matplotlib when they are drawn.
+PyTorch and NumPy are all that it imports. Pictures import matplotlib when they are drawn, :func:`structure` networkx
+when it is called.
 """
 
 from lib.metrics.formulas import (

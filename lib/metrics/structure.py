@@ -12,12 +12,15 @@ paper's strongly regular (SRG) solution, the cycle of length four its square gra
 from __future__ import annotations
 
 from math import comb
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import torch
 from torch import Tensor
 
 from lib import checks
+
+if TYPE_CHECKING:  # networkx is imported where a graph is made: the measures of a network need none
+    import networkx as nx
 
 DNC, SRG, SQUARE, OTHER = "DNC", "SRG", "square graph", "other"
 
@@ -33,7 +36,7 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
     - `"square graph"`: the same with a cycle of four classes;
     - `"line graph of ..."`: the same with the line graph of another graph, which is described. Its vertices need not be
       alike, and so cosines between edges that share one are only asked to be within 2 `tol` of 1/2;
-    - `"sets: 5 of 1, 10 of 3, over 5"`, for example: classes are the sets of vertices that :func:`sets` finds, and
+    - `"sets: 5 of 1, 10 of 3, over 5"`, for example: classes are the sets of vertices that `sets` finds, and
       cosines are within 2 `tol` of :math:`|A \cap B| / \sqrt{|A| |B|}`; norms need not be equal, and there are at most
       K vertices. A graph is the case of sets of two;
     - `"other"` otherwise, also for means that vanish.
@@ -103,7 +106,7 @@ def sets(means: Tensor, least: float = 0.2, lightest: float = 0.1) -> Tensor:
 
 
 def counted(member: Tensor) -> str:
-    """How many :func:`sets` there are of each size, and over how many vertices.
+    """How many `sets` there are of each size, and over how many vertices.
 
     >>> counted(torch.tensor([[True, False], [True, True], [False, True]]))
     '2 of 1, 1 of 2, over 2'
@@ -114,6 +117,8 @@ def counted(member: Tensor) -> str:
 
 
 def _of_gram(gram: Tensor, tol: float) -> str:
+    import networkx as nx
+
     norms = gram.diagonal().clamp(min=0).sqrt()
     if norms.mean() == 0 or ((norms - norms.mean()).abs() > tol * norms.mean()).any():
         return OTHER
@@ -141,6 +146,8 @@ def _of_gram(gram: Tensor, tol: float) -> str:
 
 def _root(component: nx.Graph) -> nx.Graph:
     """The graph whose line graph a connected graph is; networkx takes no single vertex, which is that of an edge."""
+    import networkx as nx
+
     return nx.path_graph(2) if len(component) == 1 else nx.inverse_line_graph(component)
 
 
@@ -159,6 +166,8 @@ def _of_sets(means: Tensor, tol: float) -> str:
 
 def _described(graph: nx.Graph) -> str:
     """Its usual name, or its degrees."""
+    import networkx as nx
+
     size, edges = len(graph), graph.number_of_edges()
     if edges == comb(size, 2):
         return f"the complete graph on {size}"

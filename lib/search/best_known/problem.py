@@ -116,7 +116,7 @@ class Solution(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its file, see :func:`file_name`."""
+        """The name of its file, see `file_name`."""
         return file_name(self.K, self.L, self.lam, self.kind)
 
 
