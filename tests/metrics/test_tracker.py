@@ -16,7 +16,7 @@ from lib import metrics
 from lib.metrics import Tracker, measure
 from lib.training.sgd import SGD, train
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def numbers(row):
