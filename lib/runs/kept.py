@@ -8,10 +8,11 @@ not suffice, a part of the runs is halved, and a line says so.
 from __future__ import annotations
 
 import base64
+import codecs
 import gc
+import io
 import math
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ from lib.runs import devices, store
 # How memory runs out without torch.OutOfMemoryError: in the CPU's allocator, in the driver, in the libraries
 _SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "_STATUS_ALLOC_FAILED")
 _PLAIN = (bool, int, float, complex, str, type(None))
+# What a pickle of such results names beside tensors; reading refuses any other, for unpickling can run code
+_ARRAYS = [np.ndarray, np.dtype, *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
+_RESTORE = [np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0], codecs.encode, bytes, complex]
 
 _returned: set[tuple[Path, str]] = set()  # folder and key of the runs that this process has returned
 
@@ -193,15 +197,16 @@ def _taken_up(folder: Path, keys: list[str], name: str) -> dict:
         seconds = sum(record["seconds"] for record in records.values())
         print(f"{name}: {len(records)} of {len(keys)} runs are taken up from a build before ({seconds:.0f} s)")
         note("resumed", name=name, runs=len(records), seconds=seconds)
-    # pickles can run code; whoever can write into the folder of the build can write the book's code as well
-    return {key: pickle.loads(base64.b64decode(record["result"])) for key, record in records.items()}
+    with torch.serialization.safe_globals(_ARRAYS + _RESTORE):
+        return {key: torch.load(io.BytesIO(base64.b64decode(record["result"]))) for key, record in records.items()}
 
 
 def _keep(folder: Path, made: dict, seconds: float) -> None:
     """A disk that is full ends no computation."""
     try:
         for key, result in made.items():
-            text = base64.b64encode(pickle.dumps(result)).decode()
+            torch.save(result, content := io.BytesIO())
+            text = base64.b64encode(content.getbuffer()).decode()
             store.keep(folder, key, {"result": text, "seconds": seconds})
     except OSError as error:
         print(f"{len(made)} finished runs cannot be kept for a later build: {error}")

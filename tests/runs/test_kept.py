@@ -1,8 +1,11 @@
 """Runs in parts: what is kept of them, what is taken up again, and what happens when the memory does not suffice."""
 
+import base64
 import gc
+import io
 import itertools
 import json
+import pickle
 import threading
 import weakref
 from typing import NamedTuple
@@ -12,7 +15,7 @@ import pytest
 import torch
 
 from lib.data import files
-from lib.runs import kept
+from lib.runs import kept, store
 
 
 class Work:
@@ -174,7 +177,7 @@ def test_what_is_taken_up_is_noted_with_the_seconds_that_it_took(build, tmp_path
 RESULTS = {
     "tensors": [torch.arange(6, dtype=torch.float64).view(2, 3), torch.tensor([1.5, -2], dtype=torch.bfloat16)],
     "views": [torch.arange(6).view(2, 3).T, torch.empty(0, 3)],
-    "arrays": [np.arange(6, dtype=np.uint16).reshape(3, 2), np.array(["a", "bcd"])],
+    "arrays": [np.arange(6, dtype=np.uint16).reshape(3, 2), np.array(["a", "bcd"]), np.empty((2, 0))],
     "scalar": np.float32(0.1),
     "numbers": [1, 2.5, True, None, "text", float("inf"), 10**30, 1j],
     "nested": {"a": (1, [torch.ones(2), (np.zeros(1),)]), 3: {}, None: []},
@@ -222,6 +225,21 @@ def test_a_damaged_file_is_named_and_its_run_is_made_again(build):
     assert len(work.parts) == len(work.parts[0]) == 1
     again(work, [0, 1, 2, 3], "squares")
     assert len(work.parts) == 1, "the run made again is kept as well"
+
+
+def test_a_kept_file_runs_no_code(build, capsys):
+    class Intruder:
+        def __reduce__(self):
+            return print, ("intruder",)
+
+    kept.run(Work(), [0], "squares")
+    (path,) = build.iterdir()
+    torch.save(Intruder(), content := io.BytesIO())
+    text = base64.b64encode(content.getvalue()).decode()
+    store.keep(build, path.stem, {"result": text, "seconds": 0})
+    with pytest.raises(pickle.UnpicklingError):
+        again(Work(), [0], "squares")
+    assert "intruder" not in capsys.readouterr().out
 
 
 def test_a_half_written_file_is_as_good_as_none(build, monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from lib.models.unconstrained import labels, objective
+from lib.models.unconstrained import labels, objective, scores
 from lib.search import best_known as bk
 from lib.search.best_known.__main__ import main
 from lib.search.best_known.initial import KINDS
@@ -107,6 +107,24 @@ def test_zero_units_change_nothing():
     wide = bk.widened(factors, 8)
     assert [tuple(q.shape) for q in wide] == [(8, 4), (8, 8), (8, 8), (4, 8)]
     assert loss_of(wide, 0.1) == pytest.approx(loss_of(factors, 0.1).item(), abs=1e-13)
+
+
+def test_parallel_and_silent_units_merge_without_a_trace_in_the_loss():
+    H, W1, W2, W3 = (q[0] for q in random_factors(1, 4, 3, 5, seed=3))
+    parts = torch.tensor([0.6, 0.8], dtype=torch.float64)
+    doubled = torch.cat([W1[:4], parts[:, None] * W1[4], torch.zeros(1, 5, dtype=torch.float64)])
+    split = torch.cat([W2[:, :4], W2[:, 4:] * parts, normal(5, 1)], 1)
+    slim = bk.merged([H, doubled, split, W3])
+    assert slim[1].shape[0] <= 5
+    before, after = (loss_of(q, 0.1).item() for q in ([H, doubled, split, W3], slim))
+    assert after <= before + 1e-9
+    expected = scores(H, [W1, W2, W3], relu=True)
+    torch.testing.assert_close(scores(slim[0], slim[1:], relu=True), expected, rtol=0, atol=1e-9)
+
+
+def test_the_zero_solution_has_no_units_to_merge():
+    zero = [q[0] * 0 for q in random_factors(1, 3, 3, 4)]
+    assert all(torch.equal(a, b) for a, b in zip(bk.merged(zero), zero, strict=True))
 
 
 # Files

@@ -163,5 +163,50 @@ def search(
             copies = perturbed(stacked([factors for _, factors, _ in lowest]), runs, rng)
             lowest = run(copies, [names[i % len(names)] for i in range(runs)])
         lowest = run(*initial_factors(K, L, d, runs, rng, loss))
-    ends, value = descend([q[None] for q in lowest[0][1]], lam, loss, _POLISH, 200, 1e-13)
-    return Solution(K, L, lam, loss, [q[0] for q in ends], value.item(), lowest[0][2])
+    factors, value = _polished(lowest[0][1], lam, loss)
+    return Solution(K, L, lam, loss, factors, value, lowest[0][2])
+
+
+def _polished(factors: Sequence[Tensor], lam: float, loss: str) -> tuple[list[Tensor], float]:
+    """One solution after more and finer rounds, with as few units as give a loss that is not higher."""
+
+    def polish(factors):
+        ends, value = descend([q[None] for q in factors], lam, loss, _POLISH, 200, 1e-13)
+        return [q[0] for q in ends], value.item()
+
+    wide, value = polish(factors)
+    slim, slim_value = polish(merged(wide))
+    return (slim, slim_value) if slim_value <= value + 1e-11 else (wide, value)
+
+
+def merged(factors: Sequence[Tensor], tolerance: float = 1e-5) -> list[Tensor]:
+    """The same solution with fewer units: silent ones dropped, parallel ones united, level 1 cut to its rank.
+
+    Factors `[H_1, W_1, .., W_L]`, `(out, in)` each. Units whose pre-activations are positive multiples of each other
+    (cosine above 1 - tolerance) are one unit of the same incoming norm. For exact multiples the scores stay and the
+    norms do not grow.
+    """
+    before, factors = factors, [q.clone() for q in factors]
+    U, s, V = torch.linalg.svd(factors[1] @ factors[0], full_matrices=False)
+    rank = max(int((s > 1e-7 * s[0]).sum()), 1)
+    factors[0], factors[1] = s[:rank].sqrt()[:, None] * V[:rank], U[:, :rank] * s[:rank].sqrt()
+    A = factors[0]
+    for i in range(1, len(factors) - 1):
+        X = factors[i] @ A
+        if not X.max() > 0:
+            return [q.clone() for q in before]  # no unit fires, as in the zero solution
+        alive = (X.amax(1) > 1e-7 * X.max()).nonzero().squeeze(1).tolist()
+        unit = X / X.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        groups = []
+        for j in sorted(alive, key=lambda j: -X[j].norm()):
+            group = next((g for g in groups if unit[g[0]] @ unit[j] > 1 - tolerance), None)
+            groups.append([j]) if group is None else group.append(j)
+        incoming, outgoing = [], []
+        for group in groups:
+            size = X[group].norm(dim=1)
+            total = size.norm()
+            incoming.append(factors[i][group[0]] * total / size[0])
+            outgoing.append(factors[i + 1][:, group] @ size / total)
+        factors[i], factors[i + 1] = torch.stack(incoming), torch.stack(outgoing, 1)
+        A = (factors[i] @ A).clamp(min=0)
+    return factors
