@@ -60,24 +60,24 @@ def not_negative(**values: float) -> None:
             raise ValueError(f"{name} = {value!r}: a number of at least 0 is needed")
 
 
-def per_run(runs: int, zero: bool = False, **values: float | Iterable) -> list[list[float]]:
-    """Each value for each of so many runs, from one number or a sequence (list, tensor) with one for each.
+def each(count: int, zero: bool = False, **values: float | Iterable) -> list[list[float]]:
+    """For each value `count` numbers, of runs or of layers, from one number or a sequence (list, tensor) of so many.
 
     ValueError that names the first of the values which is neither, or has numbers that are not positive and finite;
     with `zero` they may be 0.
 
-    >>> per_run(2, learning_rate=0.5, weight_decay=[0.1, 0.2])
+    >>> each(2, learning_rate=0.5, weight_decay=[0.1, 0.2])
     [[0.5, 0.5], [0.1, 0.2]]
-    >>> per_run(3, weight_decay=[0.1, 0.2])
+    >>> each(3, weight_decay=[0.1, 0.2])
     Traceback (most recent call last):
     ValueError: weight_decay has 2 entries: one number, or 3 of them, is needed
     """
     found = []
     for name, value in values.items():
         value = value.tolist() if hasattr(value, "tolist") else value
-        numbers = list(value) if isinstance(value, Iterable) else [value] * runs
-        if len(numbers) != runs:
-            raise ValueError(f"{name} has {len(numbers)} entries: one number, or {runs} of them, is needed")
+        numbers = list(value) if isinstance(value, Iterable) else [value] * count
+        if len(numbers) != count:
+            raise ValueError(f"{name} has {len(numbers)} entries: one number, or {count} of them, is needed")
         for number in numbers:
             (not_negative if zero else positive)(**{name: number})
         found.append(numbers)

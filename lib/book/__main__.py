@@ -17,6 +17,7 @@ from lib.book import chapters, records, run, site
 from lib.ledger import claims as ledger
 from lib.ledger import declarations, errata
 from lib.ledger.profiles import PROFILES
+from lib.ledger.verdict import VERDICTS
 
 app = typer.Typer(
     help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
@@ -51,9 +52,7 @@ def command(function):
             console.print(f"error: {error}", style="red")
             status = 1
         except KeyboardInterrupt:
-            console.print(
-                "interrupted: what is finished and the published site are kept, the next build goes on from there"
-            )
+            console.print("interrupted: what is finished and the published site are kept, the next build goes on")
             sys.stdout.flush()
             os._exit(130)  # threads that wait for a killed kernel are not waited for
         raise typer.Exit(status or 0)
@@ -157,7 +156,7 @@ def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
     everything = chapters.chapters()
     selected = chapters.select(everything, chapter)
     _validate_claims(partial=bool(chapter))
-    return selected, parameters, run.default_jobs() if automatic else int(jobs)
+    return selected, parameters, min(run.cores(), run.MOST_JOBS) if automatic else int(jobs)
 
 
 def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
@@ -180,26 +179,17 @@ def _report(outcomes: list[run.Outcome]) -> int:
     """One line per chapter, then what failed; the exit status."""
     table = Table("chapter", "state", "time", "reproduced", "not", "not run", box=None)
     for outcome in outcomes:
-        verdicts = Counter() if outcome.state == "failed" else _verdicts(outcome.page)
-        state = {"current": "up to date", "failed": "FAILED"}.get(outcome.state, outcome.state)
+        records = [] if outcome.state == "FAILED" else site.collect([outcome.page])
+        signs = Counter(VERDICTS[record["verdict"]] for record in records)
+        held, idle = signs["✓"], signs["○"]
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
-        table.add_row(outcome.page.short, state, seconds, *(str(verdicts[name]) for name in ("yes", "no", "not run")))
+        numbers = map(str, (held, len(records) - held - idle, idle))
+        table.add_row(outcome.page.short, outcome.state, seconds, *numbers)
     console.print(table)
-    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    failed = [outcome for outcome in outcomes if outcome.state == "FAILED"]
     for outcome in failed:
         console.print(f"\n{outcome.page.name}.md failed in {outcome.error}", style="red")
     return 1 if failed else 0
-
-
-def _verdicts(page: chapters.Page) -> Counter:
-    """How many claims of an executed chapter came out as claimed, otherwise, and not at all."""
-    notebook = site.with_results(page)
-    counts: Counter = Counter()
-    for record in site.render_claims(notebook, page) if notebook else []:
-        verdict = record["verdict"]
-        held = verdict.startswith("reproduced") or verdict == "supported"
-        counts["yes" if held else "not run" if verdict == "not run" else "no"] += 1
-    return counts
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ a comment `#:` documents it. Sources are read, not imported.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -51,8 +52,8 @@ def public(module: str) -> tuple[Name, ...]:
         raise ValueError(f"an API page names {module!r}, and there is no such module")
     text = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
-    listed = _listed(tree)
-    if listed is not None:
+    names = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
+    if listed := ast.literal_eval(next(names, ast.List([]))):
         sources = {alias.asname or alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom)
                    for alias in node.names if (node.module or "").startswith("lib.")}  # fmt: skip
         known = {name: found for name, source in sources.items() for found in public(source) if found.name == name}
@@ -73,19 +74,10 @@ def public(module: str) -> tuple[Name, ...]:
     return tuple(found)
 
 
-def _listed(tree: ast.Module) -> list[str] | None:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
-            return ast.literal_eval(node.value)
-    return None
-
-
 def _comment(lines: list[str], number: int) -> str:
     """The text of the lines that begin with `#:` right above line `number`, counted from 1."""
-    first = number - 1
-    while first and lines[first - 1].startswith("#:"):
-        first -= 1
-    return "\n".join(line[2:].strip() for line in lines[first : number - 1])
+    above = itertools.takewhile(lambda line: line.startswith("#:"), reversed(lines[: number - 1]))
+    return "\n".join(line[2:].strip() for line in reversed([*above]))
 
 
 def fill(text: str) -> str:

@@ -47,6 +47,8 @@ def trim(site: Path) -> None:
 
 def _trim_icons(static: Path, used: set[str]) -> None:
     """Keep, of the style sheet's icons and of their fonts, the used ones and those that style sheets name by number."""
+    from fontTools import subset
+
     characters, sheets = set(), {}
     for path in static.rglob("*.css"):
         sheets[path] = path.read_text(encoding="utf8")
@@ -65,19 +67,8 @@ def _trim_icons(static: Path, used: set[str]) -> None:
         if light != text:
             path.write_text(light, encoding="utf8")
     fonts = static / "vendor" / "fontawesome" / "webfonts"
+    unicodes = f"--unicodes={','.join(f'{character:x}' for character in characters)}"
     for path in fonts.glob("*.ttf"):
-        _subset(path, characters)
+        subset.main([str(path), unicodes, f"--output-file={path}", "--drop-tables=FFTM", "--layout-features="])
     for path in fonts.glob("*.woff2"):
         path.unlink()
-
-
-def _subset(path: Path, characters: set[int]) -> None:
-    """Reduce a font to some of its characters, in place."""
-    from fontTools import subset
-
-    options = subset.Options(drop_tables=["FFTM"], layout_features=[], recalc_timestamp=False)
-    font = subset.load_font(str(path), options)
-    worker = subset.Subsetter(options)
-    worker.populate(unicodes=characters)
-    worker.subset(font)
-    subset.save_font(font, str(path), options)

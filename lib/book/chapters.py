@@ -125,16 +125,14 @@ def pages(root: Path = ROOT) -> list[Page]:
         raise BadInput(f"the table of contents {path} cannot be read: {error}") from error
     names: list[str] = []
 
-    def walk(node) -> None:
-        if isinstance(node, dict):
-            names.extend(str(node[key]) for key in ("root", "file") if key in node)
-            for key in ("parts", "chapters", "sections", "subtrees", "entries"):
-                walk(node.get(key))
-        elif isinstance(node, list):
-            for item in node:
-                walk(item)
+    def walk(node: dict | list) -> None:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if key in ("root", "file"):
+                names.append(str(value))
+            elif isinstance(value, dict | list):
+                walk(value)
 
-    walk(toc)
+    walk([toc])
     found = [Page(name.removesuffix(".md"), root) for name in names]
     for page in found:
         if not page.path.is_file():
@@ -197,7 +195,7 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
     for path in (root / "lib").rglob("*.py"):
         files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
     found: dict[str, Path] = {}
-    queue = [name for cell in cells for name in _imports(_code(cell.source))]
+    queue = [name for cell in cells for name in _imports(cell.source)]
     while queue:
         name = queue.pop()
         if name in files and name not in found and not NOT_INPUTS.match(name):
@@ -211,7 +209,7 @@ def data_fingerprint(dataset: str = "auto") -> str:
 
     Where `dataset` is a path, the reader's own images there count as well.
     """
-    roots = [Path(os.environ.get("COLLAPSE_DATA") or Path.home() / ".cache" / "collapse-book")]
+    roots = [Path(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book").expanduser()]
     own = Path(str(dataset)).expanduser()
     if own.exists():
         roots.append(own)
@@ -248,15 +246,10 @@ def differences(old: dict | None, new: dict) -> list[str]:
     return reasons
 
 
-def _code(source: str) -> str:
-    """A cell without the lines of IPython (`%magic`, `!command`)."""
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
-
-
 def _parse(source: str) -> ast.Module:
-    """The syntax tree of a cell; broken code gives an empty one."""
+    """The syntax tree of a cell without the lines of IPython (`%magic`, `!command`); of broken code an empty one."""
     try:
-        return ast.parse(_code(source))
+        return ast.parse(re.sub(r"^[ \t]*[%!].*", "", source, flags=re.MULTILINE))
     except SyntaxError:
         return ast.Module(body=[], type_ignores=[])  # the execution of the chapter will say where
 

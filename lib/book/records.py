@@ -84,6 +84,9 @@ def take(page: Page) -> dict:
         measured = [claims.judge(claim) for claim in claims.collect(executed_notebook(page))]
     except ValueError as error:
         raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
+    for claim in measured:
+        if claim["profile"] != "paper":
+            raise BadInput(f"{page.name}.md: claim {claim['id']!r} was measured with profile {claim['profile']!r}")
     taken = {
         "format": FORMAT,
         "chapter": page.short,
@@ -145,7 +148,7 @@ def check(root: Path = ROOT) -> list[dict]:
     that two files hold.
     """
     declared, places, everything = declarations.read().claims, {}, []
-    for path in sorted((root / "recorded").rglob("*.json")):
+    for path in sorted((root / "recorded").rglob("[!.]*.json")):  # a hidden one is what a killed process left
         kept = _load(path)
         chapter = kept["chapter"]
         if path != path_of(chapter, root):
@@ -209,9 +212,7 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
     """
     declared = declarations.read().claims
     everything = chapters(root)
-    home = {page.path: page for page in everything}
-    order = {page: number for number, page in enumerate(everything)}
-    places = {name: home[path] for name, path in claims.check_sources(home).items()}
+    places = claims.check_sources(page.path for page in everything)
     current = [claim["machine"]["device"] for claim in kept.values() if claim["measured"] and not claim["outdated"]]
     parts = [
         f"{len(current)} of the {len(declared)} claims have a current record, {current.count('cuda')} of them of a run "
@@ -219,9 +220,9 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
     ]
     for paper, title in declarations.PAPERS.items():
         rows: dict[tuple[Page, str], list[str]] = {}
-        for name in sorted(places, key=lambda name: order[places[name]]):
+        for page, name in ((page, name) for page in everything for name in places if places[name] == page.path):
             if declared[name]["paper"] == paper:
-                rows.setdefault((places[name], _state(kept.get(name))), []).append(name)
+                rows.setdefault((page, _state(kept.get(name))), []).append(name)
         if rows:
             lines = ["| chapter | claims | state |", "|---|---|---|"]
             for (page, state), names in rows.items():

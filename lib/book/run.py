@@ -40,7 +40,7 @@ GPU_MEMORY = 0.95  # of a GPU's memory is shared; the rest is for what the drive
 
 
 class Outcome(NamedTuple):
-    """What became of a chapter: `state` is executed, current (nothing to do) or failed."""
+    """What became of a chapter: `state` is executed, up to date or FAILED."""
 
     page: Page
     state: str
@@ -103,8 +103,11 @@ def lock(announce):
 
 def check_device(device: str) -> None:
     """Raises BadInput when the machine has no such device; torch is only asked when one is asked for by name."""
-    if device == "cuda" and (why := devices.missing()):
-        raise BadInput(f"device 'cuda' is not available: {why}; use auto or cpu")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
 
 
 def cores() -> int:
@@ -112,11 +115,6 @@ def cores() -> int:
     import joblib
 
     return joblib.cpu_count()
-
-
-def default_jobs() -> int:
-    """How many chapters run side by side where nobody says: one per core, up to MOST_JOBS."""
-    return min(cores(), MOST_JOBS)
 
 
 def _prepare_environment(root: Path, jobs: int) -> None:
@@ -150,7 +148,7 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     todo = to_do()
     if _download(todo, parameters, console):
         todo = to_do()  # what lies in the data folder counts
-    outcomes = {page: Outcome(page, "current") for page in selected if page not in todo}
+    outcomes = {page: Outcome(page, "up to date") for page in selected if page not in todo}
     for page in outcomes:
         _failed_path(page).unlink(missing_ok=True)
     on_auto = parameters.get("device") == "auto" and any("device" in page.declared for page in todo)
@@ -268,7 +266,7 @@ def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:
             error += f"\nthe notebook up to there: {failed}"
         if unfinished.exists():
             error += "\nits finished runs are kept: the next build goes on from them, unless the code changes"
-        return Outcome(page, "failed", seconds, error)
+        return Outcome(page, "FAILED", seconds, error)
     notebook = nbformat.read(result, as_version=4)
     for name in ("input_path", "output_path"):  # where it was executed is nobody's business
         notebook.metadata.papermill.pop(name, None)
@@ -327,12 +325,9 @@ def _facts(path: Path, seconds: float) -> dict:
         "seconds": round(seconds + sum(fact["seconds"] for fact in by_kind["resumed"]), 1),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
-            "device": device["device"],
-            "name": device["name"],
-            "torch": version("torch"),
-            "numpy": version("numpy"),
+            **{name: device.get(name) for name in ("device", "name", "cuda")},
+            **{name: version(name) for name in ("torch", "numpy")},
             "python": platform.python_version(),
-            "cuda": device.get("cuda"),
         },
         "data": {fact["name"]: {"files": fact["files"], "sha256": fact["sha256"]} for fact in by_kind["data"]},
         "resumed": sum(fact["runs"] for fact in by_kind["resumed"]),

@@ -24,7 +24,7 @@ from lib.ledger import claims, declarations, errata
 from lib.ledger import pages as tables
 
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds", "recorded")
-FIXED = ("_config.yml", "_toc.yml", "references.bib")
+PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
 RENDERERS = (
     "jupyter-book", "Sphinx", "myst-nb", "myst-parser", "sphinx-book-theme", "pydata-sphinx-theme", "sphinx-proof",
     "sphinx-exercise", "sphinxcontrib-bibtex", "sphinx-design", "sphinx-mathjax-offline", "docutils", "Pygments",
@@ -97,19 +97,14 @@ def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
     rows = []
     for name, declaration in declarations.read().claims.items():
         absent = {"id": name, "verdict": "not run", "measured": {}, "expected": declaration["expect"]}
-        record = {**measured.get(name, absent), "recorded": _recorded(kept.get(name))}
+        record = measured.get(name, absent)
+        if claim := kept.get(name):
+            parts = {part: claim[part] for part in ("verdict", "measured", "profile", "finished", "outdated")}
+            record = {**record, "recorded": {**parts, "device": claim["machine"]["name"]}}
         rows.append({field: record.get(field) for field in FIELDS})
     with atomically(BUILD / "claims.json") as partial:
         partial.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
     return rows
-
-
-def _recorded(claim: dict | None) -> dict | None:
-    """What a row of `claims.json` says about a claim's record of the `paper` profile."""
-    if claim is None:
-        return None
-    parts = {name: claim[name] for name in ("verdict", "measured", "profile", "finished", "outdated")}
-    return {**parts, "device": claim["machine"]["name"]}
 
 
 def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page]]:
@@ -166,12 +161,12 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         for cell in prose:
             cell.source = errata.expand(cell.source, measured)
         if page not in missing:
-            files[f"downloads/{page.name}.ipynb"] = _bytes(notebook)
+            files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
         _insert_note(notebook, note)
         for cell in prose:
             cell.source = _link_chapters(cell.source, page, everything)
-        files[f"{page.name}.ipynb"] = _bytes(notebook)
+        files[f"{page.name}.ipynb"] = nbformat.writes(notebook).encode()
     for page in everything:
         if page.is_chapter:
             continue
@@ -184,8 +179,9 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         if "<!-- unmeasured -->" in text:
             text = text.replace("<!-- unmeasured -->", recorded.overview(kept, measured, root))
         files[f"{page.name}.md"] = _link_chapters(text, page, everything).encode()
-    pictures = (path for kind in ("png", "svg", "jpg", "webp") for path in (root / "chapters").rglob(f"*.{kind}"))
-    for path in (*(root / name for name in FIXED), *(root / "_static").rglob("*"), *pictures):
+    fixed = (root / name for name in ("_config.yml", "_toc.yml", "references.bib"))
+    pictures = (path for path in (root / "chapters").rglob("*.*") if path.suffix in PICTURES)
+    for path in (*fixed, *(root / "_static").rglob("*"), *pictures):
         if path.is_file():
             files[path.relative_to(root).as_posix()] = path.read_bytes()
     return files, records, missing
@@ -210,28 +206,23 @@ def _run_note(page: Page) -> str:
         command += f" DEVICE={parameters['device']}"
     if "seed" in parameters and parameters["seed"] != page.declared["seed"]:
         command += f" SEED={parameters['seed']}"
-    rest = ", ".join(f"{name} `{value}`" for name, value in parameters.items())
+    rest = "".join(f", {name} `{value}`" for name, value in parameters.items())
+    took = f"{seconds:.0f} s" if (seconds := about["seconds"]) < 100 else f"{seconds / 60:.1f} min"
     name = page.name.rpartition("/")[2]
-    return "\n".join([
-        "::::{dropdown} Run this chapter yourself",
-        ":class-container: run-note",
-        "",
-        "```bash",
-        command,
-        "```",
-        "",
-        "executes this chapter and renders the book. Change its parameters or its code and run the command again;",
-        "`make lab` opens it as a notebook. What the page shows was executed with profile",
-        f"`{profile}`{', ' + rest if rest else ''} in {_duration(about['seconds'])}.",
-        "",
-        f"- {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`",
-        f"- {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`",
-        "::::",
-    ])  # fmt: skip
+    return f"""::::{{dropdown}} Run this chapter yourself
+:class-container: run-note
 
+```bash
+{command}
+```
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+executes this chapter and renders the book. Change its parameters or its code and run the command again;
+`make lab` opens it as a notebook. What the page shows was executed with profile
+`{profile}`{rest} in {took}.
+
+- {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`
+- {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`
+::::"""
 
 
 def _insert_note(notebook, note: str) -> None:
@@ -252,10 +243,6 @@ def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
         return f"]({match[1]}.ipynb" if target in known else match[0]
 
     return re.sub(r"\]\(([\w./-]+)\.md(?=[)#])", link, text)
-
-
-def _bytes(notebook) -> bytes:
-    return nbformat.writes(notebook).encode()
 
 
 def _sync(files: dict[str, bytes]) -> str:
@@ -319,13 +306,12 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
 def _finish(files: dict[str, bytes], out: Path) -> None:
     """The entry page, and behind each page's download button the executed notebook without the note on running it."""
     first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
-    if first != "index":
-        link = f'<meta http-equiv="Refresh" content="0; url={first}.html" />'
-        icon = '<link rel="icon" href="data:,">'  # or the browser asks for a favicon.ico that is not there
-        (out / "index.html").write_text(
-            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{link}{icon}<title>The book</title></head>'
-            f'<body><a href="{first}.html">The book</a></body></html>\n'
-        )
+    link = f'<meta http-equiv="Refresh" content="0; url={first}.html" />'
+    icon = '<link rel="icon" href="data:,">'  # or the browser asks for a favicon.ico that is not there
+    (out / "index.html").write_text(
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{link}{icon}<title>The book</title></head>'
+        f'<body><a href="{first}.html">The book</a></body></html>\n'
+    )
     for name, content in files.items():
         target = out / "_sources" / name.removeprefix("downloads/")
         if name.startswith("downloads/") and name.endswith(".ipynb") and target.is_file():

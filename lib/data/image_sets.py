@@ -134,7 +134,6 @@ class ImageSet:
 def load(
     name: str | os.PathLike,
     folder: str | os.PathLike | None = None,
-    download: bool = False,
     *,
     classes: Sequence[str | int] | None = None,
     per_class: int | None = None,
@@ -146,16 +145,16 @@ def load(
 ) -> ImageSet:
     """The image set of that name, or the reader's own from a path, on the CPU.
 
-    `folder` replaces the data folder; `download=True` fetches an absent set first. `classes`, `per_class`,
-    `test_per_class` and `seed` choose what :meth:`ImageSet.subset` would choose, and images that are not chosen are not
-    decoded. A folder of the reader's that is called like a set of the book, `mnist`, goes by the name `folder mnist`.
+    `folder` replaces the data folder. `classes`, `per_class`, `test_per_class` and `seed` choose what
+    :meth:`ImageSet.subset` would choose, and images that are not chosen are not decoded. A folder of the reader's that
+    is called like a set of the book, `mnist`, goes by the name `folder mnist`.
 
     `at_most`, in place of `per_class` and `test_per_class`: so many training and test images of each class, or as many
     as the smallest class has where that has fewer; None takes all. With `whole=True` only the sets of `LARGE` are cut,
     small ones and the reader's own are taken whole. `pooled` is the side for :meth:`ImageSet.pooled`.
 
     Raises ValueError for an unknown name, a damaged file (with both checksums), fewer than two classes, an empty class
-    or images of several sizes; FileNotFoundError for an absent set; ConnectionError when a download fails.
+    or images of several sizes; FileNotFoundError for an absent set.
 
     >>> load("digits", at_most=(20, 5), pooled=4)
     the handwritten digits that come with scikit-learn: 10 classes, 200 training and 50 test images of 8 × 8 grey pixels
@@ -168,8 +167,6 @@ def load(
     else:
         checks.one_of(NAMES, name=name)
         source = data_folder(folder)
-        if download and name in DOWNLOADABLE:
-            image_files.fetch(name, source)
         raw = image_files.read(name, source)
     image_files.note_files(name, source, raw)
     labels = _labels(classes, raw.classes)

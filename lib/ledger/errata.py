@@ -22,6 +22,11 @@ from lib.ledger.declarations import PAPERS
 from lib.ledger.pages import linked_verdict
 
 _MARKER = re.compile(r"^<!--[ \t]*(erratum|consequence)[ \t]+(\S+)[ \t]*-->[ \t]*$", re.MULTILINE)
+_FENCE = re.compile(r"^(`{3,}|~{3,})(\{code-cell\})?.*\n(?:.*\n)*?\1[`~]*[ \t]*$", re.MULTILINE)
+_EVENT = re.compile(
+    r"^(?:\(erratum-([^)\s]+)\)=|(#+)[ \t]+(.*?)|<!--[ \t]*(erratum|consequence|cell)[ \t]+(\S+)[ \t]*-->)[ \t]*$",
+    re.MULTILINE,
+)
 
 
 def check(chapter_files: Iterable[str | os.PathLike]) -> None:
@@ -71,7 +76,7 @@ def _complete(name: str, events: list[tuple[str, str]]) -> bool:
         if event[0][0] != "h":
             section.append(event)
     cells = section[1:-1]
-    return section == [("erratum", name), *cells, ("consequence", name)] and set(cells) == {("cell", "")}
+    return section == [("erratum", name), *cells, ("consequence", name)] and set(cells) == {("cell", "\0")}
 
 
 def _home(erratum: dict) -> Path:
@@ -80,22 +85,9 @@ def _home(erratum: dict) -> Path:
 
 def _events(text: str) -> Iterator[tuple[str, str]]:
     """What a Markdown page has outside of its fences: (kind, name) for anchors, headings, markers and code cells."""
-    fence = ""
-    for line in text.splitlines():
-        opened = re.match(r"(`{3,}|~{3,})(.*)", line)
-        if fence:
-            if opened and opened[1].startswith(fence) and not opened[2].strip():
-                fence = ""
-        elif opened:
-            fence = opened[1]
-            if opened[2].startswith("{code-cell}"):
-                yield "cell", ""
-        elif found := re.match(r"\(erratum-([^)\s]+)\)=\s*$", line):
-            yield "anchor", found[1]
-        elif found := re.match(r"(#+)\s+(.*?)\s*$", line):
-            yield f"h{len(found[1])}", found[2]
-        elif found := _MARKER.match(line):
-            yield found[1], found[2]
+    text = _FENCE.sub(lambda fence: "<!-- cell \0 -->" if fence[2] else "", text)
+    for anchor, level, heading, kind, name in _EVENT.findall(text):
+        yield ("anchor", anchor) if anchor else (f"h{len(level)}", heading) if level else (kind, name)
 
 
 def expand(text: str, records: dict[str, dict]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
@@ -24,14 +23,9 @@ def claim(record: dict, links: bool = True) -> str:
     links: with links to the ledger and errata pages, as the published page wants them.
     """
     declared = declarations.read()
-    return _fill(
-        "claim.html",
-        record=record,
-        declaration=declared.claims[record["id"]],
-        errata=declared.errata_of(record["id"]),
-        links=links,
-        up="../" * record["chapter"].count("/"),
-    )
+    declaration, shown = declared.claims[record["id"]], declared.errata_of(record["id"])
+    up = "../" * record["chapter"].count("/")
+    return _fill("claim.html", record=record, declaration=declaration, errata=shown, links=links, up=up)
 
 
 def ledger(records: list[dict], recorded: dict[str, dict] | None = None) -> str:
@@ -113,12 +107,8 @@ def _difference(expectation, value):
     return _number(float(f"{float(value) - printed:.2g}"))
 
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_LOADER = jinja2.PackageLoader("lib.ledger")
+_TEMPLATES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
 _TEMPLATES.filters.update(words=_words, difference=_difference)

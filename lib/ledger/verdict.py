@@ -62,12 +62,10 @@ def verdict(
     The `smoke` profile claims nothing. ValueError when the measured quantities are not the declared ones.
     """
     expect, name = declaration["expect"], declaration["id"]
-    for key in measured:
-        if key not in expect:
-            raise ValueError(f"claim {name!r}: measured quantity {key!r} is not declared{nearest(key, expect)}")
-    for key in expect:
-        if key not in measured:
-            raise ValueError(f"claim {name!r}: declared quantity {key!r} is not measured{nearest(key, measured)}")
+    for key in (*measured, *expect):
+        lack, known = ("measured", measured) if key in expect else ("declared", expect)
+        if key not in known:
+            raise ValueError(f"claim {name!r}: quantity {key!r} is not {lack}{nearest(key, known)}")
     if profile == "smoke":
         return "not run"
     question = declaration["kind"] == "question"

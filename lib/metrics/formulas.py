@@ -39,7 +39,7 @@ def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     ([[1.0, 0.0], [1.0, 3.0]], [1.0, 1.0])
     """
     H, y, counts = _checked(H, y)
-    return _class_sums(H, y, len(counts)) / counts[:, None].to(H), H.mean(-2)
+    return class_sums(H, y, len(counts)) / counts[:, None].to(H), H.mean(-2)
 
 
 def relative_spread(H: Tensor, y: Tensor) -> float | Tensor:
@@ -78,7 +78,7 @@ def directional_spread(H: Tensor, y: Tensor) -> float | Tensor:
     if (norms == 0).any():
         raise ValueError(f"{int((norms == 0).sum())} features are zero and have no direction")
     directions = H / norms
-    means = nn.functional.normalize(_class_sums(directions, y, len(counts)), dim=-1)[..., y, :]
+    means = nn.functional.normalize(class_sums(directions, y, len(counts)), dim=-1)[..., y, :]
     # the chord is exact at small angles, where the cosine is rounded to 1
     angles = 2 * torch.asin(((directions - means).norm(dim=-1) / 2).clamp(max=1))
     return _result(angles.square().mean(-1).sqrt())
@@ -176,7 +176,7 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     H, y, counts = _checked(H, y)
     checks.integers(2, K=len(counts))
     means, deviations = _deviations(H, y, counts)
-    inverse, directions = _between(means, counts, torch.finfo(H.dtype).eps)
+    inverse, directions = between_classes(means, counts, torch.finfo(H.dtype).eps)
     seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
     return torch.where(inverse.any(-1), seen, nan)
 
@@ -331,7 +331,7 @@ def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Ten
         shapes = f"H_corrupted has shape {tuple(H_corrupted.shape)}, test_means {tuple(test_means.shape)}"
         raise ValueError(f"{shapes}; (..., n_corrupted, d) and (..., K, d) needed")
     checks.labels(y_true, H_corrupted.shape[-2], test_means.shape[-2], every=False)
-    H_corrupted = _finite("H_corrupted", _computed(H_corrupted))
+    H_corrupted = _finite("H_corrupted", computed(H_corrupted))
     return (H_corrupted - test_means[..., y_true.long(), :]).norm(dim=-1).sum(-1)
 
 
@@ -372,29 +372,30 @@ def condition_number(M: Tensor, rank: int | None = None) -> Tensor:
 # What the measures share ----------------------------------------------------------------------------------------------
 
 
-def _class_sums(H: Tensor, y: Tensor, K: int) -> Tensor:
+def class_sums(H: Tensor, y: Tensor, K: int) -> Tensor:
+    """Sums `(..., K, d)` of the features `(..., n_samples, d)` of each class, 0 for one without samples."""
     return H.new_zeros(*H.shape[:-2], K, H.shape[-1]).index_add_(-2, y, H)
 
 
 def _deviations(H: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Class means and the deviations from them; the means once more from the deviations, whose sums round less."""
     weights = 1 / counts[:, None].to(H)
-    means = _class_sums(H, y, len(counts)) * weights
+    means = class_sums(H, y, len(counts)) * weights
     deviations = H - means[..., y, :]
-    correction = _class_sums(deviations, y, len(counts)) * weights
+    correction = class_sums(deviations, y, len(counts)) * weights
     return means + correction, deviations - correction[..., y, :]
 
 
-def _global_mean(means: Tensor, counts: Tensor) -> Tensor:
+def global_mean_of(means: Tensor, counts: Tensor) -> Tensor:
     """Mean of all samples from those of the classes, which is exact where these coincide."""
     first = means[..., :1, :]
     return first[..., 0, :] + (counts.to(means) / counts.sum()) @ (means - first)
 
 
-def _between(means: Tensor, counts: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def between_classes(means: Tensor, counts: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Inverse singular values of the centred means, 0 for those that count as zero, and their directions as rows."""
     K, d = means.shape[-2:]
-    _, values, directions = torch.linalg.svd(means - _global_mean(means, counts)[..., None, :], full_matrices=False)
+    _, values, directions = torch.linalg.svd(means - global_mean_of(means, counts)[..., None, :], full_matrices=False)
     possible = min(K - 1, d)  # the centred means are dependent: their sum weighted with the counts is zero
     values, directions = values[..., :possible], directions[..., :possible, :]
     rtol = max(sqrt(max(K, d) * torch.finfo(torch.float64).eps), max(K, d) * eps)
@@ -412,8 +413,8 @@ def _gram(M: Tensor) -> Tensor:
     return _normalized(M @ M.mT)
 
 
-def _computed(H: Tensor) -> Tensor:
-    """Itself, or in float32 if it has less."""
+def computed(H: Tensor) -> Tensor:
+    """Features in the precision that they are computed in: float32 where they have less, else as they are."""
     return H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
 
 
@@ -430,13 +431,13 @@ def _checked(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         raise ValueError(f"H has shape {tuple(H.shape)}; (..., n_samples, d) needed")
     checks.labels(y, H.shape[-2])
     y = y.long()
-    return _finite("H", _computed(H)), y, torch.bincount(y)
+    return _finite("H", computed(H)), y, torch.bincount(y)
 
 
 def _checked_rows(name: str, M: Tensor) -> Tensor:
     if M.ndim < 2 or M.numel() == 0:
         raise ValueError(f"{name} has shape {tuple(M.shape)}; at least two dimensions, none of them empty, needed")
-    return _finite(name, _computed(M))
+    return _finite(name, computed(M))
 
 
 def _finite(name: str, value: Tensor) -> Tensor:

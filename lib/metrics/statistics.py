@@ -10,6 +10,9 @@ from numpy.typing import ArrayLike
 
 from lib import checks
 
+#: Probability that an interval of :func:`bootstrap` is meant to cover.
+LEVEL = 0.95
+
 
 class Line(NamedTuple):
     r"""The least-squares line :math:`y = \mathtt{slope}\, x + \mathtt{intercept}` and the variance it explains, `r2`.
@@ -90,13 +93,9 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def bootstrap(
-    statistic: Callable[[np.ndarray], np.ndarray],
-    groups: Sequence[ArrayLike],
-    resamples: int = 4000,
-    level: float = 0.95,
-    seed: int = 0,
+    statistic: Callable[[np.ndarray], np.ndarray], groups: Sequence[ArrayLike], resamples: int = 4000, seed: int = 0
 ) -> Interval:
-    r"""A statistic of group means, with the percentile interval of the bootstrap within groups.
+    r"""A statistic of group means, with the 95% percentile interval of the bootstrap within groups.
 
     From a group of n repetitions n - 1 are drawn with replacement, independently for each group. The mean of so many
     has, over the draws, the variance :math:`s^2/n` with the unbiased :math:`s^2`; that of n draws would be
@@ -112,14 +111,12 @@ def bootstrap(
         Takes `(..., groups, quantities)`, the means of every group, and returns `(...)`.
     groups
         For each group an array `(repetitions, quantities)` of at least two repetitions; groups may differ in these.
-    level
-        Probability that the interval is meant to cover, in (0, 1).
 
     Raises
     ------
     ValueError
-        If a group has another shape, fewer than two repetitions or an entry that is not finite, or a parameter is out
-        of range.
+        If a group has another shape, fewer than two repetitions or an entry that is not finite, or `resamples` is no
+        positive integer.
 
     Examples
     --------
@@ -129,8 +126,6 @@ def bootstrap(
     >>> [round(end, 2) for end in interval]
     [1.03, 1.15, 1.27]
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level = {level}: it must lie in (0, 1)")
     checks.positive_integers(resamples=resamples)
     groups = [np.asarray(group, dtype=float) for group in groups]
     if not groups:
@@ -148,5 +143,5 @@ def bootstrap(
         group[generator.integers(len(group), size=(resamples, len(group) - 1))].mean(axis=1) for group in groups
     ]  # fmt: skip
     value = np.asarray(statistic(np.stack([group.mean(axis=0) for group in groups])))
-    low, high = np.quantile(statistic(np.stack(drawn, axis=1)), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(statistic(np.stack(drawn, axis=1)), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(value), float(high))

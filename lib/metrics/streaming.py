@@ -13,19 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import checks
-from lib.metrics.formulas import (
-    _between,
-    _class_sums,
-    _computed,
-    _finite,
-    _global_mean,
-    condition_number,
-    nc2_etf,
-    nc2_of,
-    nc3,
-    nc4,
-    numerical_rank,
-)
+from lib.metrics import formulas
 
 #: What :func:`measure` calls the input of the head.
 PENULTIMATE = "penultimate"
@@ -88,7 +76,7 @@ class ClassStatistics:
             raise ValueError(f"H has shape {tuple(H.shape)} and {H.dtype}; floating point (n_samples, {self.d}) needed")
         checks.labels(y, len(H), self.K, every=False)
         y = y.to(self.counts.device, torch.int64)
-        H = _computed(H.detach().to(self.counts.device))
+        H = formulas.computed(H.detach().to(self.counts.device))
         self._eps = max(self._eps, torch.finfo(H.dtype).eps)
         with torch.autocast(H.device.type, enabled=False):
             for rows, labels in zip(H.split(ROWS), y.split(ROWS), strict=True):
@@ -96,9 +84,9 @@ class ClassStatistics:
 
     def _merge(self, H: Tensor, y: Tensor) -> None:
         new = torch.bincount(y, minlength=self.K)
-        means = _class_sums(H.double(), y, self.K) / new.clamp(min=1)[:, None]
+        means = formulas.class_sums(H.double(), y, self.K) / new.clamp(min=1)[:, None]
         if not torch.isfinite(means).all():  # as one feature is that is not
-            _finite("H", H)
+            checks.finite(H=H)
         # centred first, in the dtype of the features: the product is fast, and what cancels are features, not squares
         centre = means.to(H.dtype)
         deviations = H - centre[y]
@@ -133,7 +121,7 @@ class ClassStatistics:
     @property
     def global_mean(self) -> Tensor:
         """Mean of all samples `(d,)`, float64; ValueError if a class has no sample."""
-        return _global_mean(self.means, self.counts)
+        return formulas.global_mean_of(self.means, self.counts)
 
     @property
     def within_class_covariance(self) -> Tensor:
@@ -148,7 +136,7 @@ class ClassStatistics:
     def nc1(self) -> float:
         """As :func:`nc1` of all features at once."""
         checks.integers(2, K=self.K)
-        inverse, directions = _between(self.means, self.counts, self._eps)
+        inverse, directions = formulas.between_classes(self.means, self.counts, self._eps)
         scaled = directions * inverse[:, None]
         seen = ((scaled @ self._scatter) * scaled).sum() / self.samples
         return seen.clamp(min=0).item() if inverse.any() else nan
@@ -307,7 +295,7 @@ def measure(
         if PENULTIMATE in layers and fits:
             row, means = rows[layers.index(PENULTIMATE)], statistics[PENULTIMATE].means
             W, b = (None if p is None else p.detach() for p in (classifier.weight, getattr(classifier, "bias", None)))
-            row["nc3"] = nc3(W.to(means), means).item()
+            row["nc3"] = formulas.nc3(W.to(means), means).item()
             if nc4:
                 again = _passes(model, loader, {PENULTIMATE: classifier}, device, reduce)
                 row["nc4"] = _disagreement(again, W, b, means)
@@ -450,12 +438,12 @@ def _row(name: str, statistics: ClassStatistics) -> dict:
         "samples": statistics.samples,
         "nc1": statistics.nc1(),
         "relative_spread": statistics.relative_spread(),
-        "nc2_etf": nc2_etf(centred).item(),
-        "nc2_of": nc2_of(means).item(),
+        "nc2_etf": formulas.nc2_etf(centred).item(),
+        "nc2_of": formulas.nc2_of(means).item(),
         "nc3": None,
         "nc4": None,
-        "numerical_rank": int(numerical_rank(centred)),
-        "condition_number": condition_number(centred, min(statistics.K - 1, statistics.d)).item(),
+        "numerical_rank": int(formulas.numerical_rank(centred)),
+        "condition_number": formulas.condition_number(centred, min(statistics.K - 1, statistics.d)).item(),
     }
 
 
@@ -464,8 +452,8 @@ def _disagreement(passes, W: Tensor, b: Tensor | None, means: Tensor) -> float:
     samples = wrong = 0.0
     with closing(passes):
         for features, _ in passes:
-            H = _computed(features[PENULTIMATE])
-            wrong += nc4(H, W.to(H), b, means.to(H)).item() * len(H)
+            H = formulas.computed(features[PENULTIMATE])
+            wrong += formulas.nc4(H, W.to(H), b, means.to(H)).item() * len(H)
             samples += len(H)
             del H  # before the next are made
     return wrong / samples

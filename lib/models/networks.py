@@ -75,16 +75,16 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
 
 
 class _MLP(nn.Module):
-    """Hidden layers of linear map, batch normalisation and activation, and the last linear map `fc`."""
+    """Hidden layers of linear map, batch normalisation and ReLU, and the last linear map `fc`."""
 
-    def __init__(self, sizes: list[int], K: int, activation: type[nn.Module], bias: bool):
+    def __init__(self, sizes: list[int], K: int):
         super().__init__()
         layers = [
-            nn.Sequential(nn.Linear(incoming, outgoing), nn.BatchNorm1d(outgoing), activation())
+            nn.Sequential(nn.Linear(incoming, outgoing), nn.BatchNorm1d(outgoing), nn.ReLU())
             for incoming, outgoing in zip(sizes, sizes[1:], strict=False)
         ]
         self.hidden = nn.Sequential(*layers)
-        self.fc = nn.Linear(sizes[-1], K, bias=bias)
+        self.fc = nn.Linear(sizes[-1], K)
 
     def features(self, x: Tensor) -> Tensor:
         return self.hidden(x.flatten(1))
@@ -93,26 +93,14 @@ class _MLP(nn.Module):
         return self.fc(self.features(x))
 
 
-_ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
-
-
-def mlp(
-    inputs: int,
-    M: int,
-    K: int,
-    width: int = 2048,
-    depth: int = 9,
-    activation: str = "relu",
-    bias: bool = True,
-    seed: int = 0,
-) -> nn.Module:
+def mlp(inputs: int, M: int, K: int, width: int = 2048, depth: int = 9, seed: int = 0) -> nn.Module:
     r"""A multilayer perceptron with `depth` hidden layers, the last of which has M units: the features.
 
-    .. math:: h_0 = x, \qquad h_l = \sigma(\mathrm{BN}_l(A_l h_{l-1} + a_l)), \qquad f(x) = W h_L + b,
+    .. math:: h_0 = x, \qquad h_l = \mathrm{ReLU}(\mathrm{BN}_l(A_l h_{l-1} + a_l)), \qquad f(x) = W h_L + b,
 
     with :math:`L` the depth and :math:`h_1, \dots, h_{L-1}` of length `width`. The features :math:`h_L(x)` in
-    :math:`\mathbb R^M` go into `fc` as they are, and `model.features(x)` returns them. Neither activation is negative.
-    Images are flattened.
+    :math:`\mathbb R^M` go into `fc` as they are, and `model.features(x)` returns them. They are not negative. Images
+    are flattened.
 
     Source: Nguyen et al. (2023), section 4 and their published code, which counts the layer of features in the depth.
 
@@ -126,17 +114,13 @@ def mlp(
         Number of classes.
     width, depth
         Units of the other hidden layers, and number of hidden layers with the last.
-    activation
-        "relu" or "sigmoid".
-    bias
-        Whether the last layer has one; the others do.
     seed
         Of the initial weights, which are PyTorch's default and drawn on the CPU.
 
     Raises
     ------
     ValueError
-        For a number that is not a positive integer, fewer than 2 classes, or an unknown activation.
+        For a number that is not a positive integer, and for fewer than 2 classes.
 
     Examples
     --------
@@ -147,15 +131,14 @@ def mlp(
     """
     checks.positive_integers(inputs=inputs, M=M, width=width, depth=depth)
     checks.integers(2, K=K)
-    checks.one_of(_ACTIVATIONS, activation=activation)
     with _seeded(seed):
-        return _MLP([inputs, *[width] * (depth - 1), M], K, _ACTIVATIONS[activation], bias)
+        return _MLP([inputs, *[width] * (depth - 1), M], K)
 
 
 class _VGG(nn.Module):
     """Blocks of two convolutions and a max-pooling, the mean over positions, and one linear layer."""
 
-    def __init__(self, widths: list[int], K: int, channels: int, bias: bool):
+    def __init__(self, widths: list[int], K: int, channels: int):
         super().__init__()
         layers, incoming = [], channels
         for outgoing in widths:
@@ -168,10 +151,9 @@ class _VGG(nn.Module):
             layers.append(nn.MaxPool2d(kernel_size=2, stride=2, ceil_mode=True))
         self.convolutions = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(incoming, K, bias=bias)
+        self.fc = nn.Linear(incoming, K)
         nn.init.normal_(self.fc.weight, std=0.01)
-        if bias:
-            nn.init.zeros_(self.fc.bias)
+        nn.init.zeros_(self.fc.bias)
 
     def features(self, x: Tensor) -> Tensor:
         return self.avgpool(self.convolutions(x)).flatten(1)
@@ -180,7 +162,7 @@ class _VGG(nn.Module):
         return self.fc(self.features(x))
 
 
-def vgg13(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, seed: int = 0) -> nn.Module:
+def vgg13(K: int, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Module:
     r"""The ten convolutional layers of VGG13 with batch normalisation, the mean over positions, and one linear layer.
 
     Five blocks of two 3x3 convolutions have :math:`64w, 128w, 256w, 512w` and :math:`512w` feature maps and end in a
@@ -192,8 +174,8 @@ def vgg13(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, seed
 
     Parameters
     ----------
-    K, channels, width, bias, seed
-        As of :func:`resnet18`, and so are the errors. The initial weights are normal with variance 2 over the fan-out
+    K, channels, width, seed
+        As of :func:`resnet18`. The initial weights are normal with variance 2 over the fan-out
         in the convolutions, N(0, 0.01²) in `fc`, biases 0.
 
     Raises
@@ -212,7 +194,7 @@ def vgg13(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, seed
     _check_width(width, 64)
     widths = [round(planes * width) for planes in (64, 128, 256, 512, 512)]
     with _seeded(seed):
-        return _VGG(widths, K, channels, bias)
+        return _VGG(widths, K, channels)
 
 
 _DRAWING = threading.RLock()  # that generator is the whole process's: one thread at a time

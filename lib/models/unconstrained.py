@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -112,7 +111,8 @@ def objective(
     ValueError
         For shapes that do not fit, labels outside `0..K-1` or no integers, a class without samples, fewer than two
         classes, weight decays that are not positive (`lam_b` may be 0), an unknown loss. Values of `H`, `Ws` and `b`
-        are not looked at: nan in one run makes the objective of that run nan.
+        are not looked at: nan in one run makes the objective of that run nan. Leading dimensions that are not those of
+        the same runs are PyTorch's RuntimeError.
 
     Examples
     --------
@@ -171,16 +171,12 @@ def check(
     checks.labels(y, H.shape[-1], width)
     if b is not None and b.shape[-1:] != (width,):
         raise ValueError(f"b has shape {tuple(b.shape)}: K = {width} entries are needed")
-    factors = len(Ws) + (lam_h is None)
-    decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * factors
-    if len(decays) != factors:
-        raise ValueError(f"lam_w has {len(decays)} entries: one number, or {factors} are needed")
-    checks.positive(**{f"lam_w[{i}]": lam for i, lam in enumerate(decays)})
+    (decays,) = checks.each(len(Ws) + (lam_h is None), lam_w=lam_w)
     checks.not_negative(lam_b=lam_b)
-    if lam_h is not None:
-        checks.positive(lam_h=lam_h)
-        decays = [lam_h, *decays]
-    return decays
+    if lam_h is None:
+        return decays
+    checks.positive(lam_h=lam_h)
+    return [lam_h, *decays]
 
 
 def layer_peeled(

@@ -40,9 +40,7 @@ def choose(device: str = "auto") -> str:
             raise ValueError(f"device = 'cuda': {missing()}")
         if share := os.environ.get("COLLAPSE_GPU_SHARE"):
             torch.cuda.set_per_process_memory_fraction(float(share))
-    facts = {"device": device, "name": name(device), "memory": memory(device)}
-    cuda = torch.version.cuda if device == "cuda" else None
-    note("device", **facts, torch=torch.__version__, cuda=cuda, python=platform.python_version())
+    note("device", device=device, name=name(device), cuda=torch.version.cuda if device == "cuda" else None)
     return device
 
 
@@ -71,18 +69,6 @@ def name(device: str) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or "unknown processor"
-
-
-def memory(device: str) -> int:
-    """Memory of the device in bytes; for `"cpu"` that of the machine, 0 where it does not say."""
-    if device != "cpu":
-        import torch
-
-        return torch.cuda.mem_get_info(device)[1]
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not POSIX
-        return 0
 
 
 @contextlib.contextmanager

@@ -108,16 +108,11 @@ def _mend(journal: Path, lock) -> None:
 def _fail_stale(study, optuna) -> None:
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
         host, process = trial.user_attrs.get("worker", (None, None))
-        if host == socket.gethostname() and not _alive(process):
-            with contextlib.suppress(ValueError, RuntimeError):  # it finished, or another has marked it, by now
-                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        pass
-    return True
+        if host == socket.gethostname():
+            try:
+                os.kill(process, 0)
+            except PermissionError:  # it lives, and is another user's
+                pass
+            except ProcessLookupError:
+                with contextlib.suppress(ValueError, RuntimeError):  # it finished, or another has marked it, by now
+                    study.tell(trial.number, state=optuna.trial.TrialState.FAIL)

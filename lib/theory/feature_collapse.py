@@ -87,7 +87,7 @@ def type2(n_c: int, L: int, K: int, d: int, lam: float) -> tuple[float, float]:
     (2.9347, 2.9347)
     """
     _check_task(n_c, L, K, lam)
-    _check_width(n_c, d, mean_zero=True)
+    integers(n_c, d=d)
     eta = n_c / (n_c - 1) * sqrt(d / (K * L))
     tau = _increasing_root(lambda x: lam * x / eta - eta * _pull(x, n_c, L, K)) / eta
     return tau, tau / sqrt(K * L)
@@ -282,7 +282,7 @@ def type2_risk(t: float, n_c: int, L: int, K: int, d: int, lam: float) -> float:
     [1.7814, 0.1852, 0.0678, 0.1732]
     """
     _check_task(n_c, L, K, lam)
-    _check_width(n_c, d, mean_zero=True)
+    integers(n_c, d=d)
     eta = n_c / (n_c - 1) * sqrt(d / (K * L))
     return _log_mixture(L * log1p((n_c - 1) * exp(-eta * t)), n_c, L, K) + lam * t**2 / 2
 
@@ -305,7 +305,7 @@ def equiangular(n_c: int, d: int, mean_zero: bool = False, seed: int = 0) -> Ten
     [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]
     """
     integers(2, n_c=n_c)
-    _check_width(n_c, d, mean_zero)
+    integers(n_c if mean_zero else n_c - 1, d=d)
     rng = np.random.default_rng(seed)
     basis = rng.standard_normal((d, n_c - 1))
     if mean_zero:
@@ -477,9 +477,3 @@ def _check_task(n_c: int, L: int, K: int, lam: float, n_w: int | None = None) ->
         raise ValueError(f"K = {K}: there are only n_c**L = {n_c}**{L} = {n_c**L} distinct latent variables")
     if n_w is not None and (n_w < n_c or n_w % n_c):
         raise ValueError(f"n_w = {n_w}: must be a positive multiple of n_c = {n_c}")
-
-
-def _check_width(n_c: int, d: int, mean_zero: bool) -> None:
-    least = n_c if mean_zero else n_c - 1
-    if d < least:
-        raise ValueError(f"d = {d}: {n_c} equiangular vectors need d >= {least}{', if mean-zero' if mean_zero else ''}")

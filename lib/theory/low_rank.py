@@ -300,12 +300,11 @@ def dnc_solution(K: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solut
     return M1.repeat_interleave(n, 1), Ws
 
 
-def general_srg_solution(K: int, L: int, lam: Decays, n: int, construction: int = 1, d: Widths = None) -> Solution:
+def general_srg_solution(K: int, L: int, lam: Decays, n: int, construction: int = 1) -> Solution:
     """Definition 11 for any K >= 6 as matrices; what the constructions do is said at :func:`general_srg_loss`.
 
-    In construction 1 the widths beyond the smallest go to the graph's block, and K units are enough in every layer;
-    construction 2 needs as many units in the last layer as the larger graph has classes. Otherwise as
-    :func:`srg_solution`.
+    Widths are the smallest: at most K in construction 1; construction 2 needs as many units in the last layer as the
+    larger graph has classes. Otherwise as :func:`srg_solution`.
 
     >>> H1, Ws = general_srg_solution(K=7, L=3, lam=0.005, n=1)
     >>> tuple(H1.shape), [tuple(W.shape) for W in Ws]
@@ -315,30 +314,24 @@ def general_srg_solution(K: int, L: int, lam: Decays, n: int, construction: int 
     lam = _problem(L, 2, lam, n)
     size = r * (r - 1) // 2
     if size >= K:
-        H1, Ws = srg_solution(r, L, lam, n, d)
+        H1, Ws = srg_solution(r, L, lam, n)
         return H1[:, (size - K) * n :], [*Ws[:-1], Ws[-1][size - K :]]
-    rest = K - size
-    widths = _widths(d, [w + rest for w in _smallest(r, size, L)])
-    for_graph, eye = [w - rest for w in widths], torch.eye(rest, dtype=torch.float64)
-    graph = _matrices(_graph_family(r, L), unit_incidence(r), _last_rows(r), K, L, lam, n, for_graph)
-    frame = _matrices(_frame_family(rest, L), eye, eye, K, L, lam, n, [rest] * L)
+    eye = torch.eye(K - size, dtype=torch.float64)
+    graph = _matrices(_graph_family(r, L), unit_incidence(r), _last_rows(r), K, L, lam, n, None)
+    frame = _matrices(_frame_family(K - size, L), eye, eye, K, L, lam, n, None)
     M1 = torch.block_diag(graph[0], frame[0])
     Ws = [torch.block_diag(a, b) for a, b in zip(graph[1], frame[1], strict=True)]
     return M1.repeat_interleave(n, 1), Ws
-
-
-def _smallest(t: int, k: int, L: int) -> list[int]:
-    """The smallest widths: t rows in all layers but the last, k there. For r = 4, L = 2 even the first could be 3."""
-    return [t] * (L - 1) + [k]
 
 
 def _matrices(family: _Family, T: Tensor, B: Tensor, K: int, L: int, lam: list[float], n: int, d: Widths) -> Solution:
     """M_1 and the weights for the rows T and P = B T at the family's best scale, in a problem with K classes."""
     u = _minimum(family, K, L, lam, n)[1]
     t, k = len(T), len(B)
-    d = _widths(d, _smallest(t, k, L))
+    d = _widths(d, [t] * (L - 1) + [k])  # for r = 4, L = 2 the first could be 3
     if u == 0:
-        return _zeros(d, T.shape[1])
+        sizes = zip([*d[1:], T.shape[1]], d, strict=True)
+        return T.new_zeros(d[0], T.shape[1]), [T.new_zeros(size) for size in sizes]
     P = B @ T
     root_L = math.sqrt(K * lam[L]) * u ** (L / 2)  # sqrt(alpha_L)
     if L == 1:
@@ -365,11 +358,6 @@ def _matrices(family: _Family, T: Tensor, B: Tensor, K: int, L: int, lam: list[f
     return M1, Ws
 
 
-def _zeros(d: list[int], K: int) -> Solution:
-    sizes = zip([*d[1:], K], d, strict=True)
-    return torch.zeros(d[0], K, dtype=torch.float64), [torch.zeros(size, dtype=torch.float64) for size in sizes]
-
-
 def _spread(t: int, d: int) -> Tensor:
     """A `(d, t)` with orthonormal columns whose rows are multiples of unit vectors."""
     rows = torch.nn.functional.one_hot(torch.arange(d) % t, t).to(torch.float64)
@@ -390,22 +378,11 @@ def _factors(C: Tensor, lam_m: float, lam_w: float, d: int) -> tuple[Tensor, Ten
 # At the door ----------------------------------------------------------------------------------------------------------
 
 
-def _decays(lam: Decays, L: int) -> list[float]:
-    """(lam_H1, lam_W1, ..., lam_WL)."""
-    if isinstance(lam, Tensor | np.ndarray):
-        lam = lam.tolist()
-    lams = list(lam) if isinstance(lam, Sequence) else [lam] * (L + 1)
-    if len(lams) != L + 1:
-        raise ValueError(f"lam has {len(lams)} entries: one number, or L + 1 = {L + 1} of them, is needed")
-    names = ["lam_H1"] + [f"lam_W{l}" for l in range(1, L + 1)]  # noqa: E741
-    checks.positive(**dict(zip(names, lams, strict=True)))
-    return [float(value) for value in lams]
-
-
 def _problem(L: int, least: int, lam: Decays, n: int) -> list[float]:
+    """(lam_H1, lam_W1, ..., lam_WL)."""
     checks.integers(least, L=L)
     checks.integers(1, n=n)
-    return _decays(lam, L)
+    return [float(value) for value in checks.each(L + 1, lam=lam)[0]]
 
 
 def _general(K: int, construction: int) -> int:

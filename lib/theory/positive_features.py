@@ -89,7 +89,9 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
     >>> smoothed.score < found.score
     True
     """
-    _check_sizes(N, K, M)
+    checks.integers(2, N=N)
+    checks.integers(1, K=K)
+    checks.integers(N, M=N if M is None else M)  # N orthogonal means need as many dimensions
     strength, kappa = _strength(N, lam_w, lam_h, alpha)
     s = math.log((N - 1) * (1 - strength) / strength) if strength < (N - 1) / N else 0.0
     s = max(s, 0.0)
@@ -112,7 +114,7 @@ def is_nonzero(N: int, lam_w: float, lam_h: float, alpha: float = 0.0) -> bool:
     >>> is_nonzero(N=2, lam_w=0.1, lam_h=0.1), is_nonzero(N=2, lam_w=1.0, lam_h=1.0)
     (True, False)
     """
-    _check_sizes(N, 1)
+    checks.integers(2, N=N)
     return _strength(N, lam_w, lam_h, alpha)[0] < (N - 1) / N
 
 
@@ -200,10 +202,3 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
         duality=largest(W - factor * projected, W),
         factor=factor.item(),
     )
-
-
-def _check_sizes(N: int, K: int, M: int | None = None) -> None:
-    checks.integers(2, N=N)
-    checks.integers(1, K=K)
-    if M is not None:  # N orthogonal means need as many dimensions
-        checks.integers(N, M=M)

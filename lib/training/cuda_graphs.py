@@ -79,9 +79,12 @@ def _record(step: Callable[[], object], unroll: int, device: torch.device) -> to
 def rounding_to_tf32(allowed: bool = True):
     """Whether a GPU may round the factors of float32 products to TF32, and afterwards as it was before.
 
+    >>> before = torch.backends.cuda.matmul.fp32_precision
     >>> with rounding_to_tf32():
     ...     torch.backends.cuda.matmul.fp32_precision
     'tf32'
+    >>> torch.backends.cuda.matmul.fp32_precision == before
+    True
     """
     matmul = torch.backends.cuda.matmul
     before, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allowed else "ieee"

@@ -142,11 +142,9 @@ class Schedule(NamedTuple):
         """ValueError that names the first setting which is out of its range for so many runs."""
         checks.positive_integers(steps=self.steps, batch_size=self.batch_size)
         checks.shares(momentum=self.momentum)
-        checks.per_run(runs, learning_rate=self.learning_rate)
+        checks.each(runs, learning_rate=self.learning_rate)
         feature_decay = self.feature_decay or 0
-        checks.per_run(
-            runs, True, weight_decay=self.weight_decay, feature_decay=feature_decay, slow_start=self.slow_start
-        )
+        checks.each(runs, True, weight_decay=self.weight_decay, feature_decay=feature_decay, slow_start=self.slow_start)
         checks.not_negative(warmup=self.warmup, feature_slow_start=self.feature_slow_start, drop=self.drop or 0)
 
 
@@ -212,7 +210,7 @@ def train_together(
     priced = schedule.feature_decay is not None  # then the weights of the backbone do not decay
 
     def of_runs(**setting) -> Tensor:
-        return torch.tensor(*checks.per_run(R, True, **setting), device=device, dtype=x.dtype)
+        return torch.tensor(*checks.each(R, True, **setting), device=device, dtype=x.dtype)
 
     decays, lam_h = of_runs(weight_decay=schedule.weight_decay), of_runs(feature_decay=schedule.feature_decay or 0.0)
     targets = F.one_hot(y, K).to(x.dtype)
@@ -220,7 +218,7 @@ def train_together(
     velocities = [torch.zeros_like(part) for part in parts]
     decayed = [not priced or name.startswith("head") for name in ensemble.parameters]
     downhill = [_spread(-of_runs(learning_rate=schedule.learning_rate), part) for part in parts]
-    (slow,) = checks.per_run(R, True, slow_start=schedule.slow_start)
+    (slow,) = checks.each(R, True, slow_start=schedule.slow_start)
     share_of_decay = torch.tensor(  # a row for each step in which some run's decay still grows, and one for the rest
         [[_grown(step, number) for number in slow] for step in range(min(steps, math.ceil(max(slow))) + 1)],
         device=device, dtype=x.dtype,

@@ -216,7 +216,7 @@ def _checked(start: Runs, y: Tensor, descent: Descent) -> _Pace:
     R, L, (rate, steps, lam_w, lam_h, lam_b) = len(start.H), len(start.Ws), descent[:5]
     decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * (L + (lam_h is None))
     decays = decays if lam_h is None else [lam_h, *decays]
-    _, *first = checks.per_run(R, learning_rate=rate, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
+    _, *first = checks.each(R, learning_rate=rate, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
     check(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=lam_b)
     parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
     parts |= {} if start.b is None else {"b": start.b}

@@ -3,11 +3,12 @@
 import ast
 import functools
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from bs4 import BeautifulSoup
+from bs4.element import PreformattedString
 
 from lib.book import chapters
 from lib.ledger import declarations
@@ -16,86 +17,33 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [page.name for page in chapters.pages(ROOT)]
 CHAPTERS = [page.name for page in chapters.chapters(ROOT)]
 BIBLIOGRAPHY = "chapters/back/bibliography"
-VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 INLINE = {"a", "b", "em", "i", "span", "strong", "sub", "sup"}
 
 
-class Element:
-    def __init__(self, tag, attributes, parent):
-        self.tag, self.attributes, self.parent = tag, attributes, parent
-        self.children = []  # elements and strings
-
-    @property
-    def classes(self):
-        return set((self.attributes.get("class") or "").split())
-
-    def elements(self):
-        """All elements below this one, in the order of the page."""
-        for child in self.children:
-            if isinstance(child, Element):
-                yield child
-                yield from child.elements()
-
-    def find(self, *tags):
-        return [element for element in self.elements() if element.tag in tags]
-
-    def above(self):
-        element = self.parent
-        while element is not None:
-            yield element
-            element = element.parent
-
-    def text(self, leave_out=lambda element: False):
-        parts = []
-        for child in self.children:
-            if isinstance(child, str):
-                parts.append(child)
-            elif not leave_out(child):
-                parts.append(child.text(leave_out))
-        return "".join(parts) if self.tag in INLINE else f" {' '.join(parts)} "
+def text(element, leave_out=lambda element: False):
+    """The text of an element, that of its blocks apart, without comments and what is left out."""
+    strings = ("" if isinstance(child, PreformattedString) else child for child in element.children)
+    parts = [
+        child if isinstance(child, str) else "" if leave_out(child) else text(child, leave_out) for child in strings
+    ]
+    return "".join(parts) if element.name in INLINE else f" {' '.join(parts)} "
 
 
-class Tree(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.root = self.here = Element("", {}, None)
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        element = Element(tag, dict(attributes), self.here)
-        self.here.children.append(element)
-        if tag not in VOID:
-            self.here = element
-
-    def handle_startendtag(self, tag, attributes):
-        self.here.children.append(Element(tag, dict(attributes), self.here))
-
-    def handle_endtag(self, tag):
-        for element in [self.here, *self.here.above()]:
-            if element.tag == tag:
-                self.here = element.parent
-                break
-
-    def handle_data(self, data):
-        self.here.children.append(data)
+def classes(element):
+    return set(element.get("class", []))
 
 
 @pytest.fixture(scope="module")
 def tree(smoke_book):
     """The parsed page of a name."""
-    return functools.cache(lambda name: Tree((smoke_book.html / f"{name}.html").read_text(encoding="utf8")).root)
+    read = functools.partial(Path.read_text, encoding="utf8")
+    return functools.cache(lambda name: BeautifulSoup(read(smoke_book.html / f"{name}.html"), "html.parser"))
 
 
 @pytest.fixture(scope="module")
 def article(tree):
     """The part of a page that the book wrote."""
-
-    @functools.cache
-    def of(name):
-        (found,) = (element for element in tree(name).find("article") if "bd-article" in element.classes)
-        return found
-
-    return of
+    return lambda name: tree(name).select_one("article.bd-article")
 
 
 # -------------------------------------------------------------------------------------------------------------- links
@@ -109,12 +57,12 @@ def site(smoke_book):
 
 
 def test_every_internal_link_leads_to_a_file_and_every_fragment_to_an_element(smoke_book, site, tree):
-    targets = {name: {element.attributes.get("id") for element in tree(name).elements()} for name in site}
+    targets = {name: {element["id"] for element in tree(name).select("[id]")} for name in site}
     broken = []
     for name in site:
-        for element in tree(name).elements():
+        for element in tree(name).find_all(True):
             for key in ("href", "src", "data-src", "poster"):
-                address = element.attributes.get(key)
+                address = element.get(key)
                 if not address or (parts := urlsplit(address)).scheme or parts.netloc:
                     continue
                 page = smoke_book.html / f"{name}.html"
@@ -131,7 +79,7 @@ def test_every_internal_link_leads_to_a_file_and_every_fragment_to_an_element(sm
 def test_no_name_of_an_element_stands_twice_on_a_page(site, tree):
     double = {}
     for name in site:
-        names = [element.attributes["id"] for element in tree(name).elements() if element.attributes.get("id")]
+        names = [element["id"] for element in tree(name).select("[id]")]
         if twice := sorted({one for one in names if names.count(one) > 1}):
             double[name] = twice
     assert double == {}
@@ -140,31 +88,30 @@ def test_no_name_of_an_element_stands_twice_on_a_page(site, tree):
 def test_only_prose_leads_out_of_the_site_and_nothing_is_fetched_from_elsewhere(site, tree):
     fetched, linked = [], []
     for name in site:
-        for element in tree(name).elements():
+        for element in tree(name).find_all(True):
             for key in ("href", "src", "action", "data-src", "poster"):
-                address = element.attributes.get(key) or ""
+                address = element.get(key) or ""
                 if address.startswith(("http:", "https:", "//")):
-                    article = any("bd-article" in parent.classes for parent in element.above())
-                    (linked if element.tag == "a" and article else fetched).append(f"{name}: {address}")
+                    article = element.find_parent(class_="bd-article")
+                    (linked if element.name == "a" and article else fetched).append(f"{name}: {address}")
     assert fetched == []
     assert all(": https://" in link for link in linked), linked
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_citation_leads_to_the_bibliography(name, article):
-    cited = [element for element in article(name).elements() if "bibtex-citation" in element.classes]
-    for element in cited:
-        links = element.find("a")
-        assert links and all("#" in link.attributes["href"] for link in links), element.text()
-    assert "[?]" not in article(name).text()
+    for element in article(name).select(".bibtex-citation"):
+        links = element.select("a")
+        assert links and all("#" in link["href"] for link in links), element
+    assert "[?]" not in text(article(name))
 
 
 # ----------------------------------------------------------------------------------------------------------- structure
 
 
 def headings(element):
-    return [(int(one.tag[1]), " ".join(one.text(lambda part: "headerlink" in part.classes).split()))
-            for one in element.find("h1", "h2", "h3", "h4", "h5", "h6")]  # fmt: skip
+    return [(int(one.name[1]), " ".join(text(one, lambda part: "headerlink" in classes(part)).split()))
+            for one in element.select("h1, h2, h3, h4, h5, h6")]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -178,30 +125,27 @@ def test_a_page_has_one_title_and_no_heading_skips_a_level(name, article):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_with_a_paragraph_that_says_what_it_shows(name, article):
-    (title,) = article(name).find("h1")
-    after = [child for child in title.parent.children if isinstance(child, Element)]
-    after = after[after.index(title) + 1 :]
-    first = next(child for child in after if "run-note" not in child.classes and child.tag != "span")
-    assert first.tag == "p", "no paragraph stands right under the title"
-    assert len(first.text().split()) >= 12, first.text()
+    after = article(name).h1.find_next_siblings()
+    first = next(one for one in after if "run-note" not in classes(one) and one.name != "span")
+    assert first.name == "p", "no paragraph stands right under the title"
+    assert len(text(first).split()) >= 12, text(first)
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_a_chapter_that_checks_claims_ends_with_what_was_measured(name, article):
-    if any("claim" in element.classes for element in article(name).elements()):
-        assert [text for level, text in headings(article(name)) if level == 2][-1] == "What was measured"
+    if article(name).select(".claim"):
+        assert [words for level, words in headings(article(name)) if level == 2][-1] == "What was measured"
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_figure_has_a_caption_and_says_its_message_in_words(name, article):
-    for image in article(name).find("img"):
-        around = list(image.above())
-        assert len((image.attributes.get("alt") or "").split()) >= 4, image.attributes.get("src", "")[:100]
-        if not any("animation" in element.classes for element in around):
-            figure = next((element for element in around if element.tag == "figure"), None)
-            assert figure is not None, f"{image.attributes.get('src')} is no figure"
-            (caption,) = figure.find("figcaption")
-            assert len(caption.text().split()) >= 3, figure.attributes.get("id")
+    for image in article(name).select("img"):
+        assert len(image.get("alt", "").split()) >= 4, image.get("src", "")[:100]
+        if not image.find_parent(class_="animation"):
+            figure = image.find_parent("figure")
+            assert figure is not None, f"{image.get('src')} is no figure"
+            (caption,) = figure.select("figcaption")
+            assert len(text(caption).split()) >= 3, figure.get("id")
 
 
 @pytest.mark.parametrize("page", chapters.chapters(ROOT), ids=lambda page: page.name)
@@ -217,13 +161,12 @@ def test_a_page_shows_the_code_that_it_is_about_and_folds_the_rest(page):
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_printed_output_is_short(name, article):
-    for element in article(name).elements():
-        if {"output", "stream"} <= element.classes:
-            assert len(element.text().strip().splitlines()) <= 60, element.text()[:200]
+    for element in article(name).select(".output.stream"):
+        assert len(element.get_text().strip().splitlines()) <= 60, element.get_text()[:200]
 
 
 def test_every_claim_and_every_erratum_can_be_reached_from_the_ledger(smoke_book, tree):
-    links = {link.attributes.get("href") for link in tree("chapters/back/ledger").find("a")}
+    links = {link.get("href") for link in tree("chapters/back/ledger").select("a")}
     declared = declarations.read()
     for name in declared.claims:
         assert any(link and link.endswith(f"#claim-{name}") for link in links), name
@@ -237,7 +180,7 @@ def test_every_claim_and_every_erratum_can_be_reached_from_the_ledger(smoke_book
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_with_its_pictures_weighs_less_than_six_megabytes(name, smoke_book, tree):
     page = smoke_book.html / f"{name}.html"
-    sources = {image.attributes["src"] for image in tree(name).find("img")}  # animations are in the page itself
+    sources = {image["src"] for image in tree(name).select("img")}  # animations are in the page itself
     pictures = [page.parent / unquote(source) for source in sources if not source.startswith("data:")]
     assert page.stat().st_size + sum(path.stat().st_size for path in pictures) < 6e6
 
@@ -251,27 +194,17 @@ NO_PROSE = {"pre", "code", "script", "style", "svg", "kbd", "button", "select", 
 
 
 def no_prose(element):
-    outside = {
-        "math",
-        "headerlink",
-        "bibtex-citation",
-        "claim-head",
-        "claim-table",
-        "claim-record",
-        "animation",
-        "output",
-        "highlight",
-    }
-    return element.tag in NO_PROSE or bool(element.classes & outside)
+    outside = {*("math", "headerlink", "bibtex-citation", "claim-head", "claim-table", "claim-record")}
+    outside |= {"animation", "output", "highlight"}
+    return element.name in NO_PROSE or bool(classes(element) & outside)
 
 
 def words_of(element):
     """The words of a page's prose, captions and alt texts; names in code, mathematics and outputs are left out."""
-    text = element.text(no_prose)
-    text += " ".join(image.attributes.get("alt") or "" for image in element.find("img"))
+    prose = text(element, no_prose) + " ".join(image.get("alt", "") for image in element.select("img"))
     names = r"\S*[\d_/@\\=]\S*|\b(?:fc|ufm|md|lr|x|ex)-[\w-]+|\w+\.\w+"
-    text = re.sub(names, " ", text.replace("’", "'"))
-    for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", text):
+    prose = re.sub(names, " ", prose.replace("’", "'"))
+    for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", prose):
         plain = re.sub(r"'s$|'$", "", word)
         if len(plain) > 2 and not plain.isupper() and not re.search(r".[A-Z]", plain):
             yield plain

@@ -22,15 +22,10 @@ CHAPTERS = [page.name for page in chapters.chapters(ROOT)]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(smoke_book):
     """The address of a server for the site on the loopback interface."""
-    handler = functools.partial(_Quiet, directory=str(smoke_book.html))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(smoke_book.html))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"

@@ -177,14 +177,6 @@ def test_digits_need_no_file(tmp_path):
     torch.testing.assert_close(share, torch.full((10,), 0.2), atol=0.01, rtol=0)
 
 
-@pytest.mark.skipif(bool(image_files.absent("mnist", image_files.data_folder())), reason="MNIST is not there")
-def test_the_real_mnist_has_its_known_mean_and_standard_deviation():
-    found = load("mnist")
-    assert (len(found.x), len(found.x_test)) == (60_000, 10_000)
-    assert (found.mean.item(), found.std.item()) == pytest.approx((0.1307, 0.3081), abs=1e-4)
-    assert found.y[:5].tolist() == [5, 0, 4, 1, 9]
-
-
 # The reader's own images ------------------------------------------------------------------------------------------
 
 
@@ -232,12 +224,6 @@ def test_an_npz_file_holds_images_in_any_usual_order(tmp_path, shape, order, sca
     assert (found.y.tolist(), found.y_test.tolist(), found.classes) == (y.tolist(), y[:4].tolist(), ("0", "1"))
 
 
-def test_an_npz_file_without_a_test_set_is_split(tmp_path):
-    np.savez(tmp_path / "own.npz", x=random_images(20, 5, 5), y=np.arange(20) % 2)
-    found = load(tmp_path / "own.npz")
-    assert (torch.bincount(found.y).tolist(), torch.bincount(found.y_test).tolist()) == ([8, 8], [2, 2])
-
-
 # Normalisation ----------------------------------------------------------------------------------------------------
 
 
@@ -260,12 +246,12 @@ def test_test_images_are_normalised_like_training_images(tmp_path):
 
 
 def test_a_constant_channel_becomes_zero(tmp_path):
-    x = random_images(8, 5, 5, 3)
+    x = random_images(20, 5, 5, 3)
     x[..., 1] = 77
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(8) % 2)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(20) % 2)
     found = load(tmp_path / "own.npz")
-    assert (found.x[:, 1] == 0).all()
-    assert found.std[1] == 1
+    assert (found.x[:, 1] == 0).all() and found.std[1] == 1
+    assert (torch.bincount(found.y).tolist(), torch.bincount(found.y_test).tolist()) == ([8, 8], [2, 2]), "it is split"
 
 
 # Subsets ----------------------------------------------------------------------------------------------------------
@@ -403,9 +389,11 @@ def test_the_data_folder_is_the_one_that_the_build_looks_at_and_reading_leaves_i
     load("mnist")
     load("cifar10-jpeg75")
     assert chapters.data_fingerprint() == before
+    monkeypatch.setenv("HOME", str(mnist[0].parent))
+    monkeypatch.setenv("COLLAPSE_DATA", f"~/{mnist[0].name}")
+    assert image_files.data_folder() == mnist[0] and chapters.data_fingerprint() == before
     monkeypatch.delenv("COLLAPSE_DATA")
-    monkeypatch.setenv("HOME", str(mnist[0]))
-    assert image_files.data_folder() == mnist[0] / ".cache" / "collapse-book"
+    assert image_files.data_folder() == mnist[0].parent / ".cache" / "collapse-book"
 
 
 # What a build is told ---------------------------------------------------------------------------------------------
@@ -574,17 +562,12 @@ def server(tmp_path, monkeypatch):
     """A folder whose files are served on this machine, and its address."""
     folder = tmp_path / "served"
     folder.mkdir()
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
-    yield folder, f"http://127.0.0.1:{running.server_port}/"
-    running.shutdown()
-    running.server_close()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield folder, f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
 
 
 @pytest.mark.parametrize("name", image_files.DOWNLOADABLE)
@@ -594,7 +577,7 @@ def test_without_a_network_a_download_says_so(tmp_path, monkeypatch, name):
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     with pytest.raises(ConnectionError, match=f"{name} could not be downloaded.*no network.*name resolution"):
-        load(name, tmp_path, download=True)
+        fetch(name, tmp_path)
 
 
 def test_mnist_is_downloaded_once_and_a_damaged_file_is_replaced(mnist, server, tmp_path, monkeypatch):
@@ -609,7 +592,8 @@ def test_mnist_is_downloaded_once_and_a_damaged_file_is_replaced(mnist, server, 
     assert fetch("mnist", fresh)
     assert not fetch("mnist", fresh)
     (fresh / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(b"")
-    assert torch.equal(load("mnist", fresh, download=True).y, load("mnist", mnist[0]).y)
+    assert fetch("mnist", fresh)
+    assert torch.equal(load("mnist", fresh).y, load("mnist", mnist[0]).y)
 
 
 def test_cifar10_is_downloaded_and_its_archive_removed(cifar10, server, tmp_path, monkeypatch):
@@ -621,7 +605,8 @@ def test_cifar10_is_downloaded_and_its_archive_removed(cifar10, server, tmp_path
     fresh = tmp_path / "fresh"
     assert fetch("cifar10", fresh)
     (fresh / "cifar-10-batches-py" / "batches.meta").unlink()
-    assert torch.equal(load("cifar10", fresh, download=True).x, load("cifar10", cifar10[0]).x)
+    assert fetch("cifar10", fresh)
+    assert torch.equal(load("cifar10", fresh).x, load("cifar10", cifar10[0]).x)
     assert [path.name for path in fresh.iterdir()] == ["cifar-10-batches-py"]
 
 

@@ -2,6 +2,7 @@
 
 import weakref
 from fractions import Fraction
+from functools import partial
 from math import acos, cos, hypot, inf, isnan, sin, sqrt
 
 import numpy as np
@@ -213,18 +214,8 @@ def test_a_batch_of_runs_gives_what_each_run_gives():
     }
     for name, measure in measures.items():
         together = measure(H, W, b, M)
-        assert together.shape == (2, 5), name
-        for i in range(2):
-            for j in range(5):
-                alone = measure(H[i, j], W[i, j], b[i, j], M[i, j])
-                assert together[i, j].item() == pytest.approx(float(alone), rel=1e-10), name
-    for i in range(2):
-        torch.testing.assert_close(M[i, 3], metrics.class_means(H[i, 3], y)[0])
-
-
-def test_one_run_without_spread_does_not_disturb_the_others():
-    H, y = cloud(0)
-    assert metrics.nc1(torch.stack([H, torch.ones_like(H)]), y).isnan().tolist() == [False, True]
+        alone = [[float(measure(H[i, j], W[i, j], b[i, j], M[i, j])) for j in range(5)] for i in range(2)]
+        np.testing.assert_allclose(together.numpy(), alone, rtol=1e-10, err_msg=name)
 
 
 # Zero on collapse, and only there -------------------------------------------------------------------------------------
@@ -241,16 +232,6 @@ def test_spreads_of_a_collapsed_cloud_are_zero_and_see_one_feature_that_moved(se
     assert metrics.relative_spread(H, y) == 0 and metrics.directional_spread(H, y) < 1e-15
     H[5] += 1e-3 * torch.from_numpy(rng.standard_normal(4))
     assert metrics.relative_spread(H, y) > 1e-7 and metrics.directional_spread(H, y) > 1e-7
-
-
-@quick
-@given(seeds)
-def test_features_of_one_direction_and_many_lengths_have_spread_but_no_directional_spread(seed):
-    rng = np.random.default_rng(seed)
-    points, y = torch.from_numpy(rng.standard_normal((3, 4))), torch.arange(3).repeat(4)
-    H = points[y] * torch.from_numpy(rng.uniform(0.1, 10, (12, 1)))
-    assert metrics.directional_spread(H, y) < 1e-14
-    assert metrics.relative_spread(H, y) > 1e-2
 
 
 @quick
@@ -278,16 +259,6 @@ def test_nc2_vanishes_on_its_frame_and_nc3_on_the_aligned_classifier_and_a_moved
         means[0, -1] += 1e-6 * length
         assert vanishes(means) > 1e-13 and metrics.nc3(W, means) > 1e-8
         assert metrics.nc3(-W, means).item() == pytest.approx(2, rel=1e-9)
-
-
-@pytest.mark.parametrize("K", [2, 3, 10])
-def test_the_two_frames_are_told_apart_as_their_gram_matrices_are(K):
-    """Their inner product, both of norm 1, is sqrt((K - 1) / K)."""
-    apart = sqrt(2 - 2 * sqrt((K - 1) / K))
-    assert metrics.nc2_of(simplex(K)).item() == pytest.approx(apart, rel=1e-12)
-    assert metrics.nc2_etf(torch.eye(K, dtype=torch.float64)).item() == pytest.approx(apart, rel=1e-12)
-    centred = torch.eye(K, dtype=torch.float64) - 1 / K
-    assert metrics.nc2_etf(centred) < 1e-14
 
 
 @quick
@@ -339,7 +310,8 @@ def test_nc1_of_features_collapsed_to_the_last_digits_is_exact(seed, size):
 def test_nc1_where_all_class_means_coincide_is_nan_though_rounding_tells_them_apart():
     y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
     H = torch.full((8, 3), 0.1, dtype=torch.float64)
-    assert isnan(metrics.nc1(H, y)) and isnan(metrics.nc1(0 * H, y)) and isnan(metrics.nc1(H.float(), y))
+    runs = torch.stack([H, 0 * H, torch.arange(24.0).double().reshape(8, 3)])
+    assert metrics.nc1(runs, y).isnan().tolist() == [True, True, False] and isnan(metrics.nc1(H.float(), y))
     statistics = ClassStatistics(3, 3)
     statistics.update(H, y)
     assert isnan(statistics.nc1())
@@ -357,29 +329,22 @@ def test_what_has_no_direction_is_nan():
 @quick
 @given(seeds, st.floats(-6, 6))
 def test_measures_see_neither_rotation_nor_scale_nor_order(seed, exponent):
-    H, y = cloud(seed)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(y)))
-    turned = 10**exponent * (H @ rotation(seed, 4))[order]
+    (H, y), scale, turn = cloud(seed), 10**exponent, rotation(seed, 4)
+    rng = np.random.default_rng(seed)
+    order, W = torch.from_numpy(rng.permutation(len(y))), torch.from_numpy(rng.standard_normal((3, 4)))
+    turned, labels = scale * (H @ turn)[order], 2 - y[order]  # classes in another order, too
+    M, turned_M = metrics.class_means(H, y)[0], metrics.class_means(turned, labels)[0].flip(0)
+    same = partial(pytest.approx, rel=1e-8)
     for measure in (metrics.relative_spread, metrics.directional_spread):
-        assert measure(turned, y[order]) == pytest.approx(measure(H, y), rel=1e-9)
-        assert measure(turned, 2 - y[order]) == pytest.approx(measure(H, y), rel=1e-9)
-    means, turned_means = metrics.class_means(H, y)[0], metrics.class_means(turned, y[order])[0]
-    assert metrics.equiangularity(turned_means) == pytest.approx(metrics.equiangularity(means), rel=1e-9)
-
-
-@quick
-@given(seeds, st.floats(-6, 6), st.floats(-10, 10))
-def test_nc_measures_see_neither_rotation_nor_scale(seed, exponent, shift):
-    H, y = cloud(seed)
-    turn, scale = rotation(seed, 4), 10**exponent
-    W, M = torch.from_numpy(np.random.default_rng(seed).standard_normal((3, 4))), metrics.class_means(H, y)[0]
-    assert metrics.nc1(scale * (H @ turn + shift), y).item() == pytest.approx(metrics.nc1(H, y).item(), rel=1e-8)
+        assert measure(turned, labels) == same(measure(H, y))
+    assert metrics.nc1(turned + scale, labels).item() == same(metrics.nc1(H, y).item())
     for measure in (metrics.nc2_etf, metrics.nc2_of, metrics.condition_number, metrics.numerical_rank):
-        assert measure(scale * M @ turn).item() == pytest.approx(measure(M).item(), rel=1e-9)
-    assert metrics.nc3(W @ turn, scale * M @ turn).item() == pytest.approx(metrics.nc3(W, M).item(), rel=1e-9)
-    assert metrics.nc4(scale * H @ turn, W @ turn, None, scale * M @ turn) == metrics.nc4(H, W, None, M)
-    moved = metrics.memorization(scale * H @ turn, y, scale * M @ turn).item()
-    assert moved == pytest.approx(scale * metrics.memorization(H, y, M).item(), rel=1e-9)
+        assert measure(turned_M).item() == same(measure(M).item())
+    assert metrics.equiangularity(turned_M) == same(metrics.equiangularity(M))
+    assert metrics.nc3(W @ turn, turned_M).item() == same(metrics.nc3(W, M).item())
+    assert metrics.nc4(turned, W @ turn, None, turned_M) == metrics.nc4(H, W, None, M)
+    moved = metrics.memorization(turned, y[order], turned_M).item()
+    assert moved == same(scale * metrics.memorization(H, y, M).item())
 
 
 def test_results_follow_the_dtype():
@@ -408,8 +373,10 @@ def scatter_by_hand(H, y):
 def test_statistics_do_not_depend_on_how_the_samples_are_cut_into_batches(seed, cuts):
     H, y = cloud(seed, n=30)
     statistics = ClassStatistics(3, 4)
-    for rows in np.split(np.arange(30), sorted(cuts)):
-        statistics.update(H[rows], y[rows])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "ROWS", 7)  # centred at a time
+        for rows in np.split(np.arange(30), sorted(cuts)):
+            statistics.update(H[rows], y[rows])
     means, global_mean = metrics.class_means(H, y)
     assert statistics.counts.tolist() == torch.bincount(y).tolist() and statistics.samples == 30
     torch.testing.assert_close(statistics.means, means, rtol=0, atol=1e-13)
@@ -418,6 +385,9 @@ def test_statistics_do_not_depend_on_how_the_samples_are_cut_into_batches(seed, 
     np.testing.assert_allclose(statistics.within_class_covariance.numpy(), expected, rtol=0, atol=1e-12)
     assert statistics.nc1() == pytest.approx(nc1_by_hand(H, y), rel=1e-10)
     assert statistics.relative_spread() == pytest.approx(metrics.relative_spread(H, y), rel=1e-12)
+    before = statistics.means
+    statistics.update(H + 1, y)  # and leaves alone what was read
+    torch.testing.assert_close(before, means, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -436,15 +406,6 @@ def test_a_small_spread_far_from_the_origin_survives_float32(ordered):
     assert metrics.nc1(H.double(), y).item() == pytest.approx(nc1_by_hand(H.double(), y), rel=1e-6)
 
 
-def test_means_that_were_read_stay_as_they_were_when_more_batches_come():
-    H, y = cloud(0)
-    statistics = ClassStatistics(3, 4)
-    statistics.update(H, y)
-    means = statistics.means
-    statistics.update(H + 1, y)
-    torch.testing.assert_close(means, metrics.class_means(H, y)[0], rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 1e30])
 def test_statistics_of_float32_features_whose_squares_float32_cannot_hold(size):
     H, y = cloud(0, n=60)
@@ -453,13 +414,6 @@ def test_statistics_of_float32_features_whose_squares_float32_cannot_hold(size):
         statistics.update((size * H[rows]).float(), y[rows])
     assert statistics.nc1() == pytest.approx(nc1_by_hand(H, y), rel=1e-4)
     assert statistics.relative_spread() == pytest.approx(metrics.relative_spread(H, y), rel=1e-4)
-
-
-def test_statistics_of_more_rows_than_are_centred_at_a_time():
-    H, y = cloud(1, n=2 * streaming.ROWS + 7)
-    statistics = ClassStatistics(3, 4)
-    statistics.update(H, y)
-    np.testing.assert_allclose(statistics.within_class_covariance.numpy(), scatter_by_hand(H, y) / len(y), atol=1e-12)
 
 
 # Of a model -----------------------------------------------------------------------------------------------------------
@@ -554,15 +508,9 @@ def test_a_model_may_be_nothing_but_its_head_and_may_have_none():
     x, y = cloud(0)
     (row,) = metrics.measure(nn.Linear(4, 3).double(), [(x, y)])
     assert row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-10)
-    (same,) = metrics.measure(nn.Sequential(nn.Identity()), [(x, y)], "0", K=3)
-    assert same["nc1"] == row["nc1"] and same["nc3"] is None
-
-
-def test_tokens_are_averaged_over_their_positions():
-    x, y = cloud(0)
-    tokens = torch.stack([x - 1, x + 1], 1)
-    (row,) = metrics.measure(nn.Sequential(nn.Identity()), [(tokens, y)], "0", K=3)
-    assert row["d"] == 4 and row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-9)
+    for features in (x, torch.stack([x - 1, x + 1], 1)):  # tokens are averaged over their positions
+        (same,) = metrics.measure(nn.Sequential(nn.Identity()), [(features, y)], "0", K=3)
+        assert same["nc1"] == pytest.approx(row["nc1"], rel=1e-9) and same["nc3"] is None and same["d"] == 4
 
 
 class Caching(nn.Linear):
@@ -633,16 +581,13 @@ def test_no_batch_and_no_feature_is_kept(network):
 
 
 def test_measures_print_as_a_table_to_three_digits_and_show_as_one(network):
-    network.add_module("a<b", nn.Identity())
-    network.fc = nn.Sequential(nn.Identity(), network.fc)
     found = metrics.measure(network, batches(), ["conv", "penultimate"])
     found[0]["layer"] = "a<b"
     head, first, second = str(found).splitlines()
     assert head.split() == list(found[0]) and len({len(line) for line in (head, first, second)}) == 1
     assert first.split()[:3] == ["a<b", "6", "40"] and first.split()[7:9] == ["-", "-"]
     assert float(second.split()[3]) == pytest.approx(found[1]["nc1"], rel=6e-3)
-    html = found._repr_html_()
-    assert "a&lt;b" in html and html.count("<tr>") == 3 and html.count('scope="col"') == 11
+    assert "a&lt;b" in found._repr_html_() and found._repr_html_().count("<tr>") == 3
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -672,19 +617,15 @@ def test_bad_clouds_are_refused(measure):
         (lambda: metrics.directional_spread(torch.eye(2, 3) * torch.tensor([1, 0, 0]), y[:2] * 0), "1 features"),
         (lambda: metrics.equiangularity(H[:1]), "K"),
         (lambda: metrics.nc1(H, 0 * y), "K"),
-        (lambda: metrics.nc2_etf(H[:1]), "K"),
         (lambda: metrics.nc2_etf(nan_row), "means"),
-        (lambda: metrics.nc2_of(torch.ones(3)), "means"),
         (lambda: metrics.nc3(H, H[:2]), "W .* means"),
         (lambda: metrics.nc4(H, H[:2], None, H[:3]), "H .* W .* means"),
         (lambda: metrics.nc4(H, H[:2], torch.ones(3), H[:2]), "b"),
         (lambda: metrics.memorization(H, y + 1, H[:2]), "y"),
         (lambda: metrics.memorization(H, y, torch.ones(2, 3)), "H_corrupted .* test_means"),
-        (lambda: metrics.memorization(nan_row, y[:2], H[:2]), "H_corrupted"),
         (lambda: metrics.numerical_rank(H, rtol=1), "rtol"),
         (lambda: metrics.condition_number(H, rank=3), "rank"),
         (lambda: ClassStatistics(0, 2), "K"),
-        (lambda: ClassStatistics(1, 2).nc1(), "K"),
         (lambda: ClassStatistics(2, 2).means, "class 0"),
         (lambda: ClassStatistics(2, 2).update(H, y + 1), "y"),
         (lambda: ClassStatistics(2, 3).update(H, y), "H"),
@@ -702,10 +643,8 @@ def test_what_does_not_fit_is_refused(call, named):
         ({"layers": "hiden"}, "'hiden'; did you mean 'hidden'.* conv, norm, hidden,.* and penultimate"),
         ({"layers": "unused"}, "'unused' does not run"),
         ({"head": "act"}, "head 'act'"),
-        ({"head": "gone"}, "'gone'"),
         ({"reduce": "max"}, "reduce = 'max'"),
         ({"K": 1}, "K = 1"),
-        ({"K": 2}, "y has labels"),
         ({"K": 4}, "class 3 has no sample"),
         ({"K": 4, "nc4": True}, "nc4"),
         ({"loader": iter(batches()), "nc4": True}, "nc4 .* read once"),

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from lib.models.losses import label_relaxation, label_smoothing, one_hot_error, squared_error
 
@@ -31,38 +30,10 @@ def divergence(q, p):
 
 @quick
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**31))
-def test_the_squared_error_is_half_the_squared_distance_to_the_one_hot_target_averaged_over_samples(N, K, seed):
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(N, K, dtype=torch.float64, generator=generator)
-    y = torch.randint(K, (N,), generator=generator)
-    total = 0.0
-    for i in range(N):
-        for k in range(K):
-            total += (scores[i, k].item() - (1.0 if k == y[i] else 0.0)) ** 2 / 2
-    assert abs(squared_error(scores, y).item() - total / N) < 1e-12 * (1 + total)
-
-
-def test_it_is_the_data_term_of_the_unconstrained_features_model():
-    K, n, d = 3, 4, 5
-    generator = torch.Generator().manual_seed(0)
-    W = torch.randn(K, d, dtype=torch.float64, generator=generator)
-    H = torch.randn(d, K * n, dtype=torch.float64, generator=generator)
-    Y = torch.kron(torch.eye(K, dtype=torch.float64), torch.ones(1, n, dtype=torch.float64))
-    expected = torch.linalg.matrix_norm(W @ H - Y) ** 2 / (2 * K * n)
-    torch.testing.assert_close(squared_error((W @ H).mT, torch.arange(K).repeat_interleave(n)), expected)
-
-
-def test_it_is_zero_at_the_targets_and_one_half_at_the_origin():
-    y = torch.tensor([2, 0, 1])
-    assert squared_error(torch.eye(3, dtype=torch.float64)[y], y) == 0
-    assert squared_error(torch.zeros(3, 3, dtype=torch.float64), y) == 0.5
-
-
-@quick
-@given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**31))
-def test_the_one_hot_error_is_the_mean_over_samples_and_outputs(N, K, seed):
+def test_both_squared_errors_are_squared_distances_to_the_one_hot_target_averaged_over_samples(N, K, seed):
     scores, y = random_scores(N, K, seed)
     total = sum((scores[i, k].item() - (k == y[i].item())) ** 2 for i in range(N) for k in range(K))
+    assert squared_error(scores, y).item() == pytest.approx(total / (2 * N), rel=1e-12)
     assert one_hot_error(scores, y).item() == pytest.approx(total / (N * K), rel=1e-12)
 
 
@@ -76,11 +47,6 @@ def test_label_smoothing_is_the_cross_entropy_against_mixed_targets(N, K, alpha,
         for k in range(K):
             total -= ((1 - alpha) * (k == label) + alpha / K) * (row[k] - log_total)
     assert label_smoothing(scores, y, alpha).item() == pytest.approx(total / N, rel=1e-10, abs=1e-12)
-
-
-def test_label_smoothing_without_smoothing_is_the_cross_entropy():
-    scores, y = random_scores(8, 4, 0)
-    assert label_smoothing(scores, y, 0.0) == F.cross_entropy(scores, y)
 
 
 @quick
@@ -121,18 +87,6 @@ def test_the_gradient_of_label_relaxation_is_the_distance_to_that_distribution_h
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
 
 
-def test_label_relaxation_starts_from_zero_where_the_label_has_probability_one_minus_alpha():
-    alpha, K = 0.2, 4
-    at = math.log((1 - alpha) / (alpha / (K - 1)))  # the score of the label over that of the others
-
-    def value(score):
-        return label_relaxation(torch.tensor([[score, 0.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([0]), alpha)
-
-    assert value(at + 1e-6) == value(at + 50) == 0
-    assert 0 < value(at - 1e-4) < 1e-8
-    assert value(at - 1) > 0.05
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_label_relaxation_of_huge_scores_is_finite_with_a_finite_gradient(dtype):
     scores = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0], [0.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
@@ -151,12 +105,9 @@ def test_an_alpha_out_of_its_range_is_refused(loss, alphas):
 
 
 @pytest.mark.parametrize("loss", [squared_error, one_hot_error, label_smoothing, label_relaxation])
-@pytest.mark.parametrize("shape, y", [((2, 3), [0, 3]), ((2, 3), [0, -1]), ((2, 3), [0, 1, 2]), ((2,), [0, 1])])
+@pytest.mark.parametrize("shape, y", [((2, 3), [0, 3]), ((2, 3), [0, -1]), ((2, 3), [0.0, 1.0]), ((2,), [0, 1])])
 def test_labels_and_shapes_that_do_not_fit_are_refused(loss, shape, y):
     with pytest.raises(ValueError, match=r"\by\b"):
         loss(torch.zeros(shape), torch.tensor(y))
-
-
-def test_label_relaxation_needs_two_classes():
     with pytest.raises(ValueError, match="scores"):
-        label_relaxation(torch.zeros(2, 1), torch.tensor([0, 0]))
+        label_relaxation(torch.zeros(2, 1), torch.tensor([0, 0]))  # of one class

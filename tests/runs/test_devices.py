@@ -32,7 +32,6 @@ def card(monkeypatch, no_card):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Card")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 80))
     return fractions
 
 
@@ -79,15 +78,9 @@ def test_the_choice_is_noted_with_what_the_record_says_about_the_device(card, tm
     for device in ("auto", "cpu"):
         devices.choose(device)
     gpu, cpu = map(json.loads, path.read_text().splitlines())
-    assert gpu.items() >= {"kind": "device", "device": "cuda", "name": "A Card", "memory": 80, "cuda": "13.0"}.items()
-    assert (cpu["device"], cpu["name"], cpu["cuda"]) == ("cpu", devices.name("cpu"), None)
-    assert gpu["torch"] == cpu["torch"] == torch.__version__
-    assert gpu["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-def test_the_processor_has_a_name_and_memory():
+    assert gpu == {"kind": "device", "device": "cuda", "name": "A Card", "cuda": "13.0"}
+    assert cpu == {"kind": "device", "device": "cpu", "name": devices.name("cpu"), "cuda": None}
     assert devices.name("cpu").strip()
-    assert devices.memory("cpu") > 2**28
 
 
 def test_asking_for_a_driver_does_not_import_torch():
@@ -102,6 +95,6 @@ def test_a_share_of_a_real_card_is_all_that_can_be_taken(monkeypatch):
     device = devices.choose("cuda")
     try:
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(devices.memory(device) // 5, dtype=torch.uint8, device=device)
+            torch.empty(torch.cuda.mem_get_info(device)[1] // 5, dtype=torch.uint8, device=device)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

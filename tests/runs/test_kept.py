@@ -215,10 +215,11 @@ def test_a_named_tuple_comes_back_as_a_tuple_taken_up_or_not(build):
     assert type(made[0]) is tuple
 
 
-def test_a_damaged_file_is_named_and_its_run_is_made_again(build):
+@pytest.mark.parametrize("damage", [lambda text: text[:-10], lambda text: text.replace('"seconds": ', '"seconds": 1')])
+def test_a_damaged_file_is_named_and_its_run_is_made_again(build, damage):
     kept.run(Work(), [0, 1, 2, 3], "squares", at_once=2)
     damaged = sorted(build.iterdir())[0]
-    damaged.write_bytes(damaged.read_bytes()[:-10])
+    damaged.write_text(damage(damaged.read_text()))
     work = Work()
     with pytest.warns(UserWarning, match=damaged.name):
         assert again(work, [0, 1, 2, 3], "squares") == squares([0, 1, 2, 3])

@@ -1,5 +1,6 @@
 """Sweeps with real processes on the loopback address, some of which are killed on the way."""
 
+import functools
 import json
 import signal
 import socket
@@ -236,8 +237,11 @@ def test_an_unreachable_scheduler_is_named(tmp_path, address, monkeypatch):
         ({"configurations": [{"x": 1}, {"x": 2}, {"x": 1}]}, r"configurations\[2\]"),
         ({"configurations": [{"x": float("nan")}]}, r"configurations\[0\]"),
         ({"configurations": [{"x": {1}}]}, r"configurations\[0\]"),
+        ({"configurations": [{"x": 1}, {"X": 1}]}, r"configurations\[1\] = {'X': 1}: .*reciprocal does not take it"),
+        ({"configurations": [1]}, r"configurations\[0\] = 1"),
         ({"jobs": 0}, "jobs"),
         ({"function": lambda x: x}, "function"),
+        ({"function": functools.partial(tasks.reciprocal, 1)}, "function"),
         ({"folder": "/dev/null/results"}, "folder"),
     ],
 )

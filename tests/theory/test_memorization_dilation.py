@@ -174,14 +174,10 @@ def test_the_first_order_conditions_hold_at_the_corrupted_feature(problem, y):
         assert gradient @ normal <= 0
 
 
-@pytest.mark.parametrize("y", [1.0, 1.5, 40.0])
-def test_from_r_max_on_the_corrupted_feature_is_the_clean_mean(y):
+@pytest.mark.parametrize("y, mean", [(0.0, (0.0, 1.0)), (1.0, (1.0, 0.0)), (1.5, (1.0, 0.0)), (40.0, (1.0, 0.0))])
+def test_without_dilation_the_corrupted_feature_is_the_other_mean_and_from_r_max_on_the_clean_one(y, mean):
     problem = md.model(1e-3, 2e-3, 0.1, 0.2, 1.5)
-    assert md.corrupted_features(problem, y * problem.r_max) == (1.0, 0.0)
-
-
-def test_at_no_dilation_the_corrupted_feature_stays_at_the_other_mean():
-    assert md.corrupted_features(md.model(1e-3, 2e-3, 0.1, 0.2, 1.5), 0.0) == (0.0, 1.0)
+    assert md.corrupted_features(problem, y * problem.r_max) == mean
 
 
 @slow

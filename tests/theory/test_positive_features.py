@@ -30,23 +30,10 @@ def decays(N, alpha, fraction, share):
     return root * math.exp(share), root * math.exp(-share)
 
 
-def random_pair(N, K, M, seed):
-    rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.standard_normal((N, M))), torch.from_numpy(np.abs(rng.standard_normal((M, N * K))))
-
-
 def search(N, K, M, lam_w, lam_h, alpha, bias=False, starts=6, seed=0):
     y, shapes = labels(N, K), [(N, M), (M, N * K)] + [(N,)] * bias
     risk = lambda W, H, b=None: layer_peeled(W, H, y, lam_w, lam_h, alpha, b)  # noqa: E731
     return multistart(risk, shapes, starts, seed, (0.3, 1.0), lower=[None, 0.0] + [None] * bias)
-
-
-def disjoint_means(N, M, lengths, seed):
-    rng = np.random.default_rng(seed)
-    owner = np.r_[np.arange(N), rng.integers(N, size=M - N)]
-    means = np.zeros((M, N))
-    means[np.arange(M), owner] = rng.uniform(0.1, 1, M)
-    return torch.from_numpy(means / np.linalg.norm(means, axis=0) * lengths)
 
 
 # The minimum ----------------------------------------------------------------------------------------------------------
@@ -108,15 +95,6 @@ def test_a_drawn_configuration_satisfies_the_optimality_conditions(size, alpha, 
     margins = (W @ H).T[torch.arange(N * K), labels(N, K)][:, None] - (W @ H).T
     assert margins.max().item() == pytest.approx(optimum.score, rel=1e-10)
     assert max(theory.nc_distance(W.detach(), H.detach(), labels(N, K))[:3]) < 1e-13
-
-
-@quick
-@given(sizes, smoothing, inside, shares, seeds)
-def test_no_random_pair_lies_below_the_minimum(size, alpha, fraction, share, seed):
-    N, K, extra = size
-    lams = decays(N, alpha, fraction, share)
-    W, H = random_pair(N, K, N + extra, seed)
-    assert layer_peeled(W, H, labels(N, K), *lams, alpha) >= theory.optimal_norms(N, K, *lams, alpha).objective
 
 
 @pytest.mark.parametrize("N", [2, 3, 7])
@@ -192,18 +170,6 @@ def test_the_distance_sees_each_condition_of_definition_31():
     assert theory.nc_distance(W, H + 0.05, y).frame > 0.01
     assert theory.nc_distance(W.roll(1, 0), H, y).duality > 0.1
     assert theory.nc_distance(-W, H, y).factor < 0
-
-
-@quick
-@given(sizes, seeds)
-def test_the_projection_off_the_mean_is_the_centred_mean(size, seed):
-    N, K, extra = size
-    means = disjoint_means(N, N + extra, np.full(N, 1.7), seed)
-    h = means.mean(1)
-    off = torch.eye(N + extra, dtype=torch.float64) - torch.outer(h, h) / h.square().sum()
-    torch.testing.assert_close(off @ means, means - h[:, None], rtol=0, atol=1e-14)
-    distance = theory.nc_distance((off @ means).T, means.repeat_interleave(K, 1), labels(N, K))
-    assert max(distance[:3]) < 1e-13 and distance.factor == pytest.approx(1)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
