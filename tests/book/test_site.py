@@ -89,6 +89,8 @@ SIDEWAYS = """() => [document.documentElement.scrollWidth - document.documentEle
 # a figure's text has 12 points of 1/72 inch or more, and its picture 180 dots per inch
 LETTERS = """() => [...document.querySelectorAll('figure img')].filter(image => image.clientWidth)
     .map(image => [12 / 72 * 180 * image.clientWidth / image.naturalWidth, image.alt.slice(0, 60)])"""
+CUT_OFF = """() => [...document.querySelectorAll('.cell_output pre')]
+    .filter(block => block.scrollWidth > block.clientWidth + 1).map(block => block.textContent.slice(0, 100))"""
 AXE = """options => axe.run(document.querySelector('article.bd-article'), {preload: false, ...options})
     .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
         .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""
@@ -116,6 +118,7 @@ def visit(browser, address):
         for width in (390, 1280):
             page.set_viewport_size({"width": width, "height": 900})
             seen["sideways"][width] = page.evaluate(SIDEWAYS)
+            seen["cut off"] = page.evaluate(CUT_OFF)  # at 1280 pixels
             if width == 390:
                 seen["letters"] = page.evaluate(LETTERS)
         seen |= {"problems": list(page.problems), "hosts": hosts(page), "requests": list(page.requests)}
@@ -146,6 +149,11 @@ def test_every_page_loads_alone_and_whole(visit, address, name):
 def test_no_page_scrolls_sideways(visit, name, width):
     distance, elements = visit(name)["sideways"][width]
     assert distance <= 1, elements
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_printed_line_is_cut_off(visit, name):
+    assert visit(name)["cut off"] == []
 
 
 @pytest.mark.parametrize("name", PAGES)
