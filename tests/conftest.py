@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the processes share the cores
+if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+    os.nice(5)  # the first process builds the book, for which most of the time is needed
 
 ROOT = Path(__file__).resolve().parents[1]
 
