@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the processes share the cores
-if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-    os.nice(5)  # the first process builds the book, for which most of the time is needed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,6 +20,13 @@ class Book:
     build: Path
     html: Path
     output: str
+
+
+def pytest_runtest_setup(item, first=[]):  # noqa: B006
+    """The process whose first test looks at the smoke book builds it; the other one takes what it leaves."""
+    if not first:
+        os.nice(0 if item.path.stem == "test_site" else 5)
+    first.append(item)
 
 
 def pytest_collection_modifyitems(items):
