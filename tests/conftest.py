@@ -22,13 +22,6 @@ class Book:
     output: str
 
 
-def pytest_runtest_setup(item, first=[]):  # noqa: B006
-    """The process whose first test looks at the smoke book builds it; the other one takes what it leaves."""
-    if not first:
-        os.nice(0 if item.path.stem == "test_site" else 5)
-    first.append(item)
-
-
 def pytest_collection_modifyitems(items):
     """One file that looks at the smoke book comes first, so that its process builds it; the other one comes last."""
     turns = {"test_site": 0, "test_pages": 3}
