@@ -14,6 +14,7 @@ ERRATUM = {
     "id": "sign",
     "paper": "feature-collapse",
     "place": "(7)",
+    "kind": "another constant",
     "printed": "$a$",
     "corrected": "$b$",
     "shown_by": "fc-one",

@@ -159,7 +159,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             note = _run_note(page)
         prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         for cell in prose:
-            cell.source = errata.expand(cell.source, measured)
+            cell.source = tables.measured_by(errata.expand(cell.source, measured), measured)
         if page not in missing:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
@@ -172,7 +172,8 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             continue
         text = api.fill(page.text)
         if "<!-- ledger -->" in text:
-            text = text.replace("<!-- ledger -->", tables.ledger(records, kept))
+            statements = tables.places({chapter.short: chapter.text for chapter in chapters})
+            text = text.replace("<!-- ledger -->", tables.ledger(records, kept, statements))
         if "<!-- errata -->" in text:
             headings, _ = errata.sections([page.path for page in chapters])
             text = text.replace("<!-- errata -->", errata.page(measured, headings))

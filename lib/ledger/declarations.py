@@ -28,6 +28,10 @@ PAPERS = {
     "beyond": "Beyond the papers",
 }
 KINDS = ("theorem", "number", "figure", "question")
+#: What can be wrong with a printed statement, the gravest first; a slip of wording or index is none of these.
+FINDINGS = (
+    "false as printed", "another constant", "true with a further condition", "true, with a gap in the proof"
+)  # fmt: skip
 
 _SCHEMA = yaml.safe_load(Path(__file__).with_name("schema.yml").read_text(encoding="utf-8"))
 

@@ -102,7 +102,7 @@ def expand(text: str, records: dict[str, dict]) -> str:
         if erratum is None:
             return found[0]
         if found[1] == "erratum":
-            quoted = f"**As printed** ({erratum['place']}): {erratum['printed'].strip()}"
+            quoted = f"**As printed** ({erratum['place']}; *{erratum['kind']}*): {erratum['printed'].strip()}"
             quoted += f"\n\n**Corrected.** {erratum['corrected'].strip()}"
             quoted = "\n".join(f"> {line}".rstrip() for line in quoted.splitlines())
             return f"{quoted}\n\n**How it is decided.** {erratum['how'].strip()}"
@@ -121,16 +121,19 @@ def page(records: dict[str, dict], headings: dict[str, str]) -> str:
 
     records: {id of a claim: its judged record}. headings: {id of an erratum: heading of its section}, from `sections`.
     """
+    rows: dict[str, list[str]] = {}
+    for name, erratum in declarations.read().errata.items():
+        paper, claim, slip = erratum["paper"], erratum["shown_by"], erratum["kind"] == "slip"
+        link = f'<a href="../errata/{paper}.html#erratum-{name}">{headings.get(name) or name}</a>'
+        place = f"{PAPERS[paper]}, {erratum['place']}" if slip else erratum["place"]
+        cells = link, place, *(() if slip else (erratum["kind"],)), linked_verdict(claim, records.get(claim))
+        row = "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+        rows.setdefault("Slips" if slip else PAPERS[paper], []).append(row)
     parts = []
-    for paper, title in PAPERS.items():
-        rows = []
-        for name, erratum in declarations.read().errata.items():
-            if erratum["paper"] == paper:
-                link = f'<a href="../errata/{paper}.html#erratum-{name}">{headings.get(name) or name}</a>'
-                claim = erratum["shown_by"]
-                cells = link, erratum["place"], linked_verdict(claim, records.get(claim))
-                rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-        if rows:
-            table = "\n".join(["| finding | place in the paper | measured by |", "|---|---|---|", *rows])
+    for title in (*PAPERS.values(), "Slips"):
+        if title in rows:
+            names = ["finding", "place in the paper", *(() if title == "Slips" else ("kind",)), "measured by"]
+            head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+            table = "\n".join([*head, *rows[title]])
             parts.append(f'## {title}\n\n<div class="overview">\n\n{table}\n\n</div>')
     return "\n\n".join(parts) or "No erratum has been found so far."

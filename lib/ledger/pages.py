@@ -13,8 +13,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 from lib.ledger import declarations
-from lib.ledger.declarations import KINDS, PAPERS, is_number
+from lib.ledger.declarations import KINDS, PAPERS
 from lib.ledger.verdict import VERDICTS, met
+
+_LABEL = re.compile(r"^(?::label: ([a-z0-9-]+)|\(([a-z0-9-]+)\)=)[ \t]*$", re.MULTILINE)
 
 
 def claim(record: dict, links: bool = True) -> str:
@@ -28,11 +30,14 @@ def claim(record: dict, links: bool = True) -> str:
     return _fill("claim.html", record=record, declaration=declaration, errata=shown, links=links, up=up)
 
 
-def ledger(records: list[dict], recorded: dict[str, dict] | None = None) -> str:
+def ledger(
+    records: list[dict], recorded: dict[str, dict] | None = None, statements: dict[str, str] | None = None
+) -> str:
     """The page of all declared claims, for the marker in chapters/back/ledger.md.
 
     records: the judged ones of the executed chapters. recorded: {id: record} of the `paper` profile, as
-    `lib.book.records.read` finds them; without any, their column is left out.
+    `lib.book.records.read` finds them; without any, their column is left out. statements: {label: address}, as
+    `places` finds them, which the place in the paper leads to.
     """
     declared, live = declarations.read(), {record["id"]: record for record in records}
     rows = []
@@ -41,14 +46,49 @@ def ledger(records: list[dict], recorded: dict[str, dict] | None = None) -> str:
         rows.append({"claim": entry, "verdict": verdict, "record": live.get(name), "errata": declared.errata_of(name)})
     found = Counter(row["verdict"] for row in rows)
     counts = {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
-    return _fill("ledger.html", rows=rows, counts=counts, recorded=recorded or {})
+    return _fill("ledger.html", rows=rows, counts=counts, recorded=recorded or {}, statements=statements or {})
 
 
 def linked_verdict(name: str, record: dict | None) -> str:
     """The claim's name, linked from a page beside it to the cell that measures it or else to its row in the ledger, and
     its verdict."""
-    parts = _TEMPLATES.get_template("parts.html").module
-    return f"{parts.claim_link(name, record, '../')} {parts.badge(record['verdict'] if record else 'not run')}"
+    parts, record = _TEMPLATES.get_template("parts.html").module, record or {}
+    badge = parts.badge(record.get("verdict", "not run"), record.get("dataset"))
+    return f"{parts.claim_link(name, record, '../')} {badge}"
+
+
+def places(texts: dict[str, str]) -> dict[str, str]:
+    """Where the statements of claims stand, {label: address from the folder of the chapters}.
+
+    texts: {name of a page: its Markdown}. A statement is a directive with the label, or a section with it as anchor.
+    """
+    wanted = {claim["stated"] for claim in declarations.read().claims.values() if "stated" in claim}
+    found = {}
+    for name, text in texts.items():
+        for label in map("".join, _LABEL.findall(text)):
+            if label in wanted:
+                found[label] = f"{name}.html#{label}"
+    return found
+
+
+def measured_by(text: str, records: dict[str, dict]) -> str:
+    """The Markdown of a page with a line after each statement that claims are about: their links and verdicts."""
+    about: dict[str, list[str]] = {}
+    for name, claim in declarations.read().claims.items():
+        about.setdefault(claim.get("stated", ""), []).append(name)
+    lines = text.split("\n")
+    for number in reversed(range(len(lines))):
+        label = found[1] or found[2] if (found := _LABEL.match(lines[number])) else ""
+        if not label or label not in about:
+            continue
+        if lines[number].startswith("("):
+            end = next(row for row in range(number, len(lines)) if lines[row].startswith("#"))
+        else:
+            fence = next(found[0] for row in range(number, -1, -1) if (found := re.match(":{3,}|`{3,}", lines[row])))
+            end = next(row for row in range(number, len(lines)) if lines[row].strip() == fence)
+        links = ", ".join(linked_verdict(name, records.get(name)) for name in about[label])
+        lines[end + 1 : end + 1] = ["", f'<p class="claim-note">Measured by {links}</p>', ""]
+    return "\n".join(lines)
 
 
 def _fill(template: str, **values) -> str:
@@ -76,7 +116,7 @@ def _number(value, digits=6):
 
 def _digits(expectation):
     """How many digits of a measured value are worth showing: more where there is a number to compare them with."""
-    return 6 if {"value", "printed"} & set(expectation or ()) else 4
+    return 6 if {"value", "printed", "rounds_to"} & set(expectation or ()) else 4
 
 
 def _indexed(text):
@@ -90,7 +130,7 @@ def _indexed(text):
 
 def _words(expectation):
     """What is printed or expected, in words."""
-    for relation in ("printed", "value", "equals"):
+    for relation in ("printed", "rounds_to", "value", "equals"):
         if relation in expectation:
             return _number(expectation[relation])
     for relation in ("below", "above"):
@@ -99,16 +139,27 @@ def _words(expectation):
     return "{} to {}".format(*map(_number, expectation["between"])) if "between" in expectation else "—"
 
 
-def _difference(expectation, value):
-    """Measured minus printed, where the print is a number."""
-    printed = expectation.get("printed", expectation.get("value"))
-    if not (is_number(printed) and is_number(value)):
-        return "—"
-    return _number(float(f"{float(value) - printed:.2g}"))
+def _grouped(expect):
+    """The quantities that a claim is judged by or reports, [(folded, {quantity: expectation})]: the headline first."""
+    groups = {True: {}, False: {}}
+    for key, expectation in expect.items():
+        if not expectation.get("ours"):
+            groups["headline" in expectation][key] = expectation
+    headline, rest = groups[True], groups[False]
+    return [(fold, group) for fold, group in ((False, headline), (bool(headline), rest)) if group]
+
+
+def _ours(expect):
+    return {key: expectation for key, expectation in expect.items() if expectation.get("ours")}
+
+
+def _kind(verdict):
+    """What a verdict is by its kind, for its colour."""
+    return "reduced" if "seen at" in verdict else verdict.partition(":")[0].replace(" ", "-")
 
 
 _LOADER = jinja2.PackageLoader("lib.ledger")
 _TEMPLATES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
-_TEMPLATES.filters.update(words=_words, difference=_difference)
+_TEMPLATES.filters.update(words=_words, grouped=_grouped, ours=_ours, kind=_kind)

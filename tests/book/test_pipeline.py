@@ -27,8 +27,8 @@ from lib.book import chapters, run
 from lib.runs import devices
 
 ERRATA = """errata:
-- {id: slip, paper: feature-collapse, place: (7), printed: $a$ is new, corrected: $b$, shown_by: fc-one, how: by hand,
-   consequence: none, transcription: it is not}
+- {id: slip, paper: feature-collapse, place: (7), kind: another constant, printed: $a$ is new,
+   corrected: $b$, shown_by: fc-one, how: by hand, consequence: none, transcription: it is not}
 """
 SECTION = """(erratum-slip)=
 ## What slipped

@@ -116,7 +116,7 @@ def test_a_record_is_judged_by_the_declaration_of_now(files):
     new = claims.judge(old)
     assert (new["verdict"], new["expected"]) == ("not reproduced", changed["expect"])
     files([changed], errata=[ERRATUM])
-    assert claims.judge(old)["verdict"] == "contradicted"
+    assert claims.judge(old)["verdict"] == "contradicted: another constant"
     assert old["verdict"] == "?"
 
 

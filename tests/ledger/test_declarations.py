@@ -24,7 +24,7 @@ from lib.ledger import declarations
         ({"expect": {"c": {"abs": 1}}}, "c: .*exactly one of"),
         ({"expect": {"c": {"below": 1, "above": 0}}}, "c: .*exactly one of"),
         ({"expect": {"c": {"belo": 1}}}, "unknown key 'belo'; did you mean 'below'"),
-        ({"expect": {"c": {"value": 1}}}, "exactly one of value"),
+        ({"expect": {"c": {"value": 1}}}, "exactly one of rounds_to"),
         ({"expect": {"c": {"value": 1, "abs": -1}}}, "abs: -1"),
         ({"expect": {"c": {"value": "1e-9", "abs": 1}}}, "value: '1e-9': a number .*1.0e-9"),
         ({"expect": {"c": {"value": math.nan, "abs": 1}}}, "value: nan: a number"),

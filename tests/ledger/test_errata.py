@@ -70,7 +70,7 @@ def test_an_erratum_stands_on_the_page_of_its_paper(page):
 def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(page):
     text = errata.expand(SECTION, {"fc-one": claims.judge(record(BAD))})
     before, _, after = text.partition("```{code-cell} ipython3")
-    assert "> **As printed** ((7)): $a$\n>\n> **Corrected.** $b$\n" in before
+    assert "> **As printed** ((7); *another constant*): $a$\n>\n> **Corrected.** $b$\n" in before
     assert "**How it is decided.** By evaluation." in before
     assert "**Consequence.** None." in after and "The derivation repeats it." in after
     assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in after and "contradicted" in after
@@ -86,6 +86,13 @@ def test_the_overview_of_the_errata_has_a_row_for_each_and_says_so_when_there_is
     (row,) = (line for line in page.splitlines() if "erratum-sign" in line)
     assert '<a href="../errata/feature-collapse.html#erratum-sign">The sign of $r$</a>' in row
     assert r"| \|x\| |" in row and "claim-contradicted" in row
+
+
+def test_a_slip_stands_in_a_table_of_its_own(files):
+    files(errata=[{**ERRATUM, "kind": "slip"}, {**ERRATUM, "id": "other"}])
+    errata_of_paper, _, slips = errata.page({}, {}).partition("## Slips")
+    assert "erratum-other" in errata_of_paper and "another constant" in errata_of_paper
+    assert "erratum-sign" in slips and "Feature collapse, (7)" in slips and "erratum-other" not in slips
 
 
 def test_every_erratum_of_the_book_has_its_section():

@@ -12,8 +12,8 @@ def table(*arguments, links=True, **changes):
     return pages.claim(claims.judge(record(*arguments, **changes)), links)
 
 
-def test_the_table_shows_print_measurement_difference_and_a_sign_beside_the_colour(files):
-    for text in ("printed or expected", "1.5", "1.45", "−0.05", "✓", 'aria-label="met"', "reproduced", "Theorem 1"):
+def test_the_table_shows_print_measurement_and_a_sign_beside_the_colour(files):
+    for text in ("printed or expected", "1.5", "1.45", "✓", 'aria-label="met"', "reproduced", "Theorem 1"):
         assert text in table()
     assert "✗" in table(BAD) and 'aria-label="not met"' in table(BAD)
 
@@ -23,7 +23,7 @@ def test_a_table_says_what_stands_against_a_verdict_and_leads_there(files):
     assert 'href="../errata/feature-collapse.html#erratum-sign"' in table(BAD)
     assert "erratum sign" in table(BAD, links=False) and "href" not in table(BAD, links=False)
     assert 'href="../back/ledger.html#ledger-fc-one"' in table() and "erratum" not in table()
-    assert "data: digits; <a" in table(BAD, dataset="digits")
+    assert "data: mnist; <a" in table(BAD, dataset="mnist")
     assert "Not run: it takes a cluster.</p>" in table({}, reason="it takes a cluster.")
     assert "No verdict: the smoke profile" in table(profile="smoke")
 
@@ -67,7 +67,7 @@ def test_the_ledger_has_one_row_per_claim_whatever_was_measured(files):
     page = pages.ledger([claims.judge(record(BAD))], {"fc-one": recorded()})
     rows = re.findall(r'<tr id="ledger-([^"]*)" data-paper="([^"]*)" data-verdict="([^"]*)" data-kind="([^"]*)">', page)
     assert rows == [
-        ("fc-one", "feature-collapse", "contradicted", "number"),
+        ("fc-one", "feature-collapse", "contradicted: another constant", "number"),
         ("fc-two", "feature-collapse", "not run", "number"),
         ("lr-one", "low-rank-bias", "not run", "figure"),
     ]
@@ -77,7 +77,7 @@ def test_the_ledger_has_one_row_per_claim_whatever_was_measured(files):
     for field in ("ledger-paper", "ledger-kind", "ledger-verdict", "ledger-text"):
         assert f'id="{field}"' in page
     tally = re.findall(r'<a href="\?verdict=([^"]*)".*?<strong>(\d+)</strong>', page)
-    assert tally == [("contradicted", "1"), ("not+run", "2")]
+    assert tally == [("contradicted:+another+constant", "1"), ("not+run", "2")]
     assert "\n\n" not in page, "a blank line ends a block of HTML in Markdown"
     assert "Paper profile" in page
     assert "Paper profile" not in pages.ledger([], {}), "a column of which nothing is recorded"
@@ -97,10 +97,10 @@ def recorded_cell(page, name="fc-one"):
 
 def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_device_and_data(files):
     files([CLAIM, claim(id="fc-two")])
-    page = pages.ledger([claims.judge(record(BAD))], {"fc-one": recorded(dataset="digits")})
+    page = pages.ledger([claims.judge(record(BAD))], {"fc-one": recorded(verdict="seen at reduced size", dataset="digits")})
     live, kept = recorded_cell(page)
     assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
-    assert "claim-reproduced" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
+    assert "seen at reduced size, on digits" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
     assert "<small>2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
     assert "outdated" not in kept and "<details>" not in kept
     assert "—" in recorded_cell(page, "fc-two")[1], "nothing is recorded of the other claim"
@@ -115,8 +115,40 @@ def test_a_recorded_cell_says_what_is_outdated_and_why_there_is_no_verdict(files
     assert "claim-not-run" in cell and "<small>it takes a cluster</small>" in cell
 
 
-def test_more_than_three_recorded_values_wait_to_be_unfolded(files):
-    expect = {f"{letter}_1": {"below": 9} for letter in "abcd"}
-    files([claim(expect=expect)])
-    _, cell = recorded_cell(pages.ledger([], {"fc-one": recorded(dict.fromkeys(expect, 1.23456))}))
-    assert "<details><summary>4 values</summary>" in cell and "<small>a<sub>1</sub> = 1.235</small>" in cell
+def test_what_is_not_the_headline_waits_to_be_unfolded_and_what_is_ours_stands_apart(files):
+    expect = {"a_1": {"below": 9, "headline": True}, **{f"{letter}_1": {"below": 9} for letter in "bcd"}}
+    files([claim(expect={**expect, "e_1": {"below": 0, "ours": True}})])
+    values = dict.fromkeys([*expect, "e_1"], 1.23456)
+    _, cell = recorded_cell(pages.ledger([], {"fc-one": recorded(values)}))
+    before, _, folded = cell.partition("<details><summary>3 more</summary>")
+    assert "<small>a<sub>1</sub> = 1.235</small>" in before and "<small>b<sub>1</sub> = 1.235</small>" in folded
+    before, _, rest = table(values).partition("<details><summary>3 more quantities</summary>")
+    folded, _, ours = rest.partition("</details>")
+    assert "a<sub>1</sub>" in before and "d<sub>1</sub>" in folded and "e<sub>1</sub>" in ours
+    assert "reproduced" in before and "not reproduced" not in before and "not met" in ours
+
+
+PAGE = """# Theorems
+
+:::{prf:theorem} One
+:label: thm-one
+
+It is so.
+:::
+
+(sec-two)=
+## Two
+"""
+
+
+def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
+    two = claim(id="fc-two", stated="sec-two")
+    files([claim(stated="thm-one"), two, claim(id="fc-three")])
+    found = pages.places({"part/one": PAGE})
+    assert found == {"thm-one": "part/one.html#thm-one", "sec-two": "part/one.html#sec-two"}
+    assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in pages.ledger([], {}, found)
+    shown = pages.measured_by(PAGE, {"fc-one": claims.judge(record())})
+    first, second = re.findall(r'<p class="claim-note">Measured by (.*)</p>', shown)
+    assert "theorems.html#claim-fc-one" in first and "ledger.html#ledger-fc-two" in second
+    assert shown.index(":::\n\n<p") < shown.index("(sec-two)=") < shown.index("## Two\n\n<p")
+    assert re.sub('\n\n<p class="claim-note">.*</p>\n', "", shown) == PAGE
