@@ -14,7 +14,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const matches = (row, key) =>
     key === "text"
       ? fields.text.value.toLowerCase().split(/\s+/).every((word) => texts.get(row).includes(word))
-      : !fields[key].value || row.dataset[key] === fields[key].value;
+      : !fields[key].value || [row.dataset[key], row.dataset[key].split(":")[0]].includes(fields[key].value);
 
   // The address carries the filters, so that ledger.html?paper=low-rank-bias&kind=theorem&verdict=reproduced can be linked.
   function address(changes = {}) {

@@ -29,13 +29,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def smoke_book(tmp_path_factory) -> Book:
-    """This book, executed in the `smoke` profile and published, in a folder of its own.
+def smoke_book() -> Book:
+    """This book, executed in the `smoke` profile and published, in a folder that later runs of the suite take up.
 
-    The test processes share the folder: a second one that asks waits for the first one's build and finds it current.
+    As in any build, what is current is not executed again. The test processes share the folder: a second one that
+    asks waits for the first one's build.
     """
-    folder = tmp_path_factory.getbasetemp()
-    build = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "smoke-book"
+    build = ROOT / "_build" / "smoke"
     environment = {**os.environ, "BOOK_BUILD": str(build), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "lib.book", "build", "--profile", "smoke", "--device", "cpu"],

@@ -177,13 +177,13 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
 
 def _report(outcomes: list[run.Outcome]) -> int:
     """One line per chapter, then what failed; the exit status."""
-    table = Table("chapter", "state", "time", "reproduced", "not", "not run", box=None)
+    table = Table("chapter", "state", "time", "holds", "fails", "at reduced size", "not run", box=None)
     for outcome in outcomes:
         records = [] if outcome.state == "FAILED" else site.collect([outcome.page])
         signs = Counter(VERDICTS[record["verdict"]] for record in records)
-        held, idle = signs["✓"], signs["○"]
+        held, idle, reduced = signs["✓"], signs["○"], signs["◐"] + signs["◔"]
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
-        numbers = map(str, (held, len(records) - held - idle, idle))
+        numbers = map(str, (held, len(records) - held - reduced - idle, reduced, idle))
         table.add_row(outcome.page.short, outcome.state, seconds, *numbers)
     console.print(table)
     failed = [outcome for outcome in outcomes if outcome.state == "FAILED"]

@@ -46,7 +46,10 @@ def ledger(
         rows.append({"claim": entry, "verdict": verdict, "record": live.get(name), "errata": declared.errata_of(name)})
     found = Counter(row["verdict"] for row in rows)
     counts = {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
-    return _fill("ledger.html", rows=rows, counts=counts, recorded=recorded or {}, statements=statements or {})
+    choices = list(dict.fromkeys(part for verdict in counts for part in (verdict.partition(":")[0], verdict)))
+    return _fill(
+        "ledger.html", rows=rows, counts=counts, choices=choices, recorded=recorded or {}, statements=statements or {}
+    )
 
 
 def linked_verdict(name: str, record: dict | None) -> str:

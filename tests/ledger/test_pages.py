@@ -97,7 +97,9 @@ def recorded_cell(page, name="fc-one"):
 
 def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_device_and_data(files):
     files([CLAIM, claim(id="fc-two")])
-    page = pages.ledger([claims.judge(record(BAD))], {"fc-one": recorded(verdict="seen at reduced size", dataset="digits")})
+    page = pages.ledger(
+        [claims.judge(record(BAD))], {"fc-one": recorded(verdict="seen at reduced size", dataset="digits")}
+    )
     live, kept = recorded_cell(page)
     assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
     assert "seen at reduced size, on digits" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
