@@ -2,6 +2,7 @@
 
 import math
 import re
+
 import pytest
 from one_claim import CLAIM, ERRATUM, claim
 
