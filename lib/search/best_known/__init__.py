@@ -17,7 +17,7 @@ A reader can check the files and beat them::
     python -m lib.search.best_known search 6 4 --seconds 60
 """
 
-from lib.search.best_known.descent import ROUNDS, descend, merged, polished, search, symmetric_search
+from lib.search.best_known.descent import ROUNDS, descend, merged, search, symmetric_search
 from lib.search.best_known.files import FOLDER, TOLERANCE, load, save, stored
 from lib.search.best_known.initial import balanced, initial_factors, perturbed, through, widened
 from lib.search.best_known.problem import Solution, collapse_cross_entropy, decay_at, describe, ranks, simplex_decay
@@ -26,5 +26,5 @@ __all__ = [
     "Solution", "decay_at", "simplex_decay", "collapse_cross_entropy", "describe", "ranks",
     "FOLDER", "TOLERANCE", "load", "save", "stored",
     "initial_factors", "perturbed", "widened", "balanced", "through",
-    "ROUNDS", "descend", "symmetric_search", "merged", "polished", "search",
+    "ROUNDS", "descend", "symmetric_search", "merged", "search",
 ]  # fmt: skip

@@ -163,14 +163,12 @@ def search(
             copies = perturbed(stacked([factors for _, factors, _ in lowest]), runs, rng)
             lowest = run(copies, [names[i % len(names)] for i in range(runs)])
         lowest = run(*initial_factors(K, L, d, runs, rng, loss))
-    factors, value = polished(lowest[0][1], lam, loss)
+    factors, value = _polished(lowest[0][1], lam, loss)
     return Solution(K, L, lam, loss, factors, value, lowest[0][2])
 
 
-def polished(factors: Sequence[Tensor], lam: float, loss: str = "mse") -> tuple[list[Tensor], float]:
-    """The local minimum below one solution, `(out, in)` each, and its loss: more and finer rounds of :func:`descend`,
-    with as few units as give a loss that is not higher. It carries what was found at another decay over to `lam`.
-    """
+def _polished(factors: Sequence[Tensor], lam: float, loss: str) -> tuple[list[Tensor], float]:
+    """One solution after more and finer rounds, with as few units as give a loss that is not higher."""
 
     def polish(factors):
         ends, value = descend([q[None] for q in factors], lam, loss, _POLISH, 200, 1e-13)
