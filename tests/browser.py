@@ -5,7 +5,7 @@ from urllib.parse import urlparse
 
 from lib.book import chapters
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PAGES = [page.name for page in chapters.pages(ROOT)]
 CHAPTERS = [page.name for page in chapters.chapters(ROOT)]
 AXE = """options => axe.run(document.querySelector('article.bd-article'), {preload: false, ...options})
