@@ -65,32 +65,23 @@ def places(texts: dict[str, str]) -> dict[str, str]:
 
     texts: {name of a page: its Markdown}. A statement is a directive with the label, or a section with it as anchor.
     """
-    wanted = {claim["stated"] for claim in declarations.read().claims.values() if "stated" in claim}
-    found = {}
-    for name, text in texts.items():
-        for label in map("".join, _LABEL.findall(text)):
-            if label in wanted:
-                found[label] = f"{name}.html#{label}"
-    return found
+    labels = [(name, "".join(label)) for name, text in texts.items() for label in _LABEL.findall(text)]
+    wanted = {claim.get("stated") for claim in declarations.read().claims.values()}
+    return {label: f"{name}.html#{label}" for name, label in labels if label in wanted}
 
 
 def measured_by(text: str, records: dict[str, dict]) -> str:
     """The Markdown of a page with a line after each statement that claims are about: their links and verdicts."""
-    about: dict[str, list[str]] = {}
-    for name, claim in declarations.read().claims.items():
-        about.setdefault(claim.get("stated", ""), []).append(name)
-    lines = text.split("\n")
+    claims, lines = declarations.read().claims, text.split("\n")
     for number in reversed(range(len(lines))):
-        label = found[1] or found[2] if (found := _LABEL.match(lines[number])) else ""
-        if not label or label not in about:
-            continue
-        if lines[number].startswith("("):
-            end = next(row for row in range(number, len(lines)) if lines[row].startswith("#"))
-        else:
-            fence = next(found[0] for row in range(number, -1, -1) if (found := re.match(":{3,}|`{3,}", lines[row])))
-            end = next(row for row in range(number, len(lines)) if lines[row].strip() == fence)
-        links = ", ".join(linked_verdict(name, records.get(name)) for name in about[label])
-        lines[end + 1 : end + 1] = ["", f'<p class="claim-note">Measured by {links}</p>', ""]
+        label = "".join(*_LABEL.findall(lines[number]) or [""])
+        about = [name for name in claims if label and claims[name].get("stated") == label]
+        if about:  # a section's line goes below its heading, a directive's below the fence that closes it
+            before = (line for line in reversed(lines[:number]) if line.startswith((":::", "```")))
+            fence = "#" if lines[number].startswith("(") else re.match("[:`]+", next(before))[0]
+            end = next(row for row in range(number, len(lines)) if lines[row].startswith(fence))
+            links = ", ".join(linked_verdict(name, records.get(name)) for name in about)
+            lines[end + 1 : end + 1] = ["", f'<p class="claim-note">Measured by {links}</p>', ""]
     return "\n".join(lines)
 
 
@@ -142,18 +133,10 @@ def _words(expectation):
     return "{} to {}".format(*map(_number, expectation["between"])) if "between" in expectation else "—"
 
 
-def _grouped(expect):
-    """The quantities that a claim is judged by or reports, [(folded, {quantity: expectation})]: the headline first."""
-    groups = {True: {}, False: {}}
-    for key, expectation in expect.items():
-        if not expectation.get("ours"):
-            groups["headline" in expectation][key] = expectation
-    headline, rest = groups[True], groups[False]
-    return [(fold, group) for fold, group in ((False, headline), (bool(headline), rest)) if group]
-
-
-def _ours(expect):
-    return {key: expectation for key, expectation in expect.items() if expectation.get("ours")}
+def _part(expect, part):
+    """The quantities of a claim that are its `headline`, those that are `ours`, or the `rest`."""
+    parts = {key: next((name for name in ("ours", "headline") if name in expect[key]), "rest") for key in expect}
+    return {key: expect[key] for key in expect if parts[key] == part}
 
 
 def _kind(verdict):
@@ -165,4 +148,4 @@ _LOADER = jinja2.PackageLoader("lib.ledger")
 _TEMPLATES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
-_TEMPLATES.filters.update(words=_words, grouped=_grouped, ours=_ours, kind=_kind)
+_TEMPLATES.filters.update(words=_words, part=_part, kind=_kind)

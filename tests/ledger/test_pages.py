@@ -122,8 +122,8 @@ def test_what_is_not_the_headline_waits_to_be_unfolded_and_what_is_ours_stands_a
     files([claim(expect={**expect, "e_1": {"below": 0, "ours": True}})])
     values = dict.fromkeys([*expect, "e_1"], 1.23456)
     _, cell = recorded_cell(pages.ledger([], {"fc-one": recorded(values)}))
-    before, _, folded = cell.partition("<details><summary>3 more</summary>")
-    assert "<small>a<sub>1</sub> = 1.235</small>" in before and "<small>b<sub>1</sub> = 1.235</small>" in folded
+    before, _, folded = cell.partition("<details><summary>4 more</summary>")
+    assert "<small>a<sub>1</sub> = 1.235</small>" in before and "<small>e<sub>1</sub> = 1.235</small>" in folded
     before, _, rest = table(values).partition("<details><summary>3 more quantities</summary>")
     folded, _, ours = rest.partition("</details>")
     assert "a<sub>1</sub>" in before and "d<sub>1</sub>" in folded and "e<sub>1</sub>" in ours
