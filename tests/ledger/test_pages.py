@@ -1,11 +1,15 @@
 """The tables show what was claimed and measured, lead where they should, and cannot be broken by what they show."""
 
 import re
+from pathlib import Path
 
 import pytest
 from one_claim import BAD, CLAIM, ERRATUM, GOOD, claim, record
 
-from lib.ledger import claims, pages
+from lib.book import chapters
+from lib.ledger import claims, declarations, pages
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def table(*arguments, links=True, **changes):
@@ -154,3 +158,8 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     assert "theorems.html#claim-fc-one" in first and "ledger.html#ledger-fc-two" in second
     assert shown.index(":::\n\n<p") < shown.index("(sec-two)=") < shown.index("## Two\n\n<p")
     assert re.sub('\n\n<p class="claim-note">.*</p>\n', "", shown) == PAGE
+
+
+def test_every_claim_names_a_statement_that_a_chapter_tells():
+    texts = {page.short: page.text for page in chapters.chapters(ROOT)}
+    assert set(pages.places(texts)) == {entry.get("stated") for entry in declarations.read().claims.values()}
