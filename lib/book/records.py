@@ -16,7 +16,6 @@ from lib.book.run import executed_notebook, noted
 from lib.checks import nearest
 from lib.data.files import atomically
 from lib.ledger import claims, declarations
-from lib.ledger.verdict import VERDICTS
 
 FORMAT = 1
 CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
@@ -175,8 +174,7 @@ def _judged(claim: dict) -> dict:
     try:
         return claims.judge(claim)
     except ValueError:  # the quantities of now are not those that were measured: the verdict stays what it was
-        verdict = claim["verdict"] if claim["verdict"] in VERDICTS else "not run"  # a word of older rules
-        return {**claim, "verdict": verdict, "outdated": [*claim["outdated"], "its declaration changed"]}
+        return {**claim, "outdated": [*claim["outdated"], "its declaration changed"]}
 
 
 def _load(path: Path) -> dict:

@@ -72,17 +72,17 @@ def places(texts: dict[str, str]) -> dict[str, str]:
 
 def measured_by(text: str, records: dict[str, dict]) -> str:
     """The Markdown of a page with a line after each statement that claims are about: their links and verdicts."""
-    claims, lines = declarations.read().claims, text.split("\n")
-    for number in reversed(range(len(lines))):
-        label = "".join(*_LABEL.findall(lines[number]) or [""])
-        about = [name for name in claims if label and claims[name].get("stated") == label]
+    claims = declarations.read().claims
+    for found in reversed([*_LABEL.finditer(text)]):  # from the end, so that what was found stays where it is
+        label = found[1] or found[2]
+        about = [name for name in claims if claims[name].get("stated") == label]
         if about:  # a section's line goes below its heading, a directive's below the fence that closes it
-            before = (line for line in reversed(lines[:number]) if line.startswith((":::", "```")))
-            fence = "#" if lines[number].startswith("(") else re.match("[:`]+", next(before))[0]
-            end = next(row for row in range(number, len(lines)) if lines[row].startswith(fence))
+            fences = re.findall(r"^(:{3,}|`{3,})\{", text[: found.start()], re.MULTILINE)
+            last = rf"^{fences[-1]}[ \t]*$" if found[1] else "^#.*$"
+            end = re.compile(last, re.MULTILINE).search(text, found.end()).end()
             links = ", ".join(linked_verdict(name, records.get(name)) for name in about)
-            lines[end + 1 : end + 1] = ["", f'<p class="claim-note">Measured by {links}</p>', ""]
-    return "\n".join(lines)
+            text = f'{text[:end]}\n\n<p class="claim-note">Measured by {links}</p>\n{text[end:]}'
+    return text
 
 
 def _fill(template: str, **values) -> str:

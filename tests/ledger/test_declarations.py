@@ -2,11 +2,13 @@
 
 import math
 import re
+from collections import Counter
 
 import pytest
 from one_claim import CLAIM, ERRATUM, claim
 
 from lib.ledger import declarations
+from lib.ledger.profiles import PROFILES
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,19 @@ def test_the_schema_knows_the_papers_and_kinds():
     definitions = declarations._SCHEMA["$defs"]
     assert definitions["paper"]["enum"] == list(declarations.PAPERS)
     assert definitions["claim"]["properties"]["kind"]["enum"] == list(declarations.KINDS)
+    assert definitions["erratum"]["properties"]["kind"]["enum"] == [*declarations.FINDINGS, "slip"]
+    assert set(definitions["claim"]["properties"]["settings"]["enum"]) < set(PROFILES)
+
+
+def test_every_claim_of_the_inventory_is_declared():
+    declared = declarations.read().claims
+    assert Counter(entry["paper"] for entry in declared.values()) == {
+        "feature-collapse": 22,
+        "extended-ufm": 17,
+        "memorization-dilation": 19,
+        "low-rank-bias": 32,
+        "beyond": 5,
+    }
 
 
 def test_a_claims_id_names_its_paper_and_one_or_two_quantities_stand_beside_its_verdict():

@@ -217,7 +217,7 @@ def test_every_law_has_mean_zero_and_no_more_variance_than_its_length_allows(law
     assert np.abs(law.nodes).max() <= law.A + 1e-12
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems(), laws)
 def test_no_other_dilation_has_a_lower_risk(problem, law):
     best = md.optimal_dilation(problem, law)
@@ -225,7 +225,7 @@ def test_no_other_dilation_has_a_lower_risk(problem, law):
     def risk(r):
         return md.clean_risk(problem, law, r) + problem.eta * md.corrupted_risk(problem, r)
 
-    others = np.concatenate([np.linspace(0, 1.5, 16) * problem.r_max, best * (1 + np.array([-1e-3, 1e-3]))])
+    others = np.concatenate([np.linspace(0, 1.5, 31) * problem.r_max, best * (1 + np.array([-1e-3, 1e-3]))])
     assert 0 < best <= problem.r_max
     assert risk(best) <= risk(others).min() + 1e-10 * problem.s
 
