@@ -204,6 +204,13 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def imported_names(page: Page) -> set[str]:
+    """Whatever a chapter imports, of `lib` and of others, itself or through modules of `lib`."""
+    modules = imported_modules(page.code, page.root).values()
+    sources = [cell.source for cell in page.code] + [path.read_text(encoding="utf8") for path in modules]
+    return {name for source in sources for name in _imports(source)}
+
+
 def data_fingerprint(dataset: str = "auto") -> str:
     """Hash of names, sizes and modification times below the data folder; the files themselves are not read.
 
@@ -262,7 +269,7 @@ def _imports(source: str) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    parts = [name.split(".") for name in names if name.startswith("lib.") or name == "lib"]
+    parts = [name.split(".") for name in names]
     return [".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)]
 
 

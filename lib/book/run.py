@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lib.book.chapters import BUILD, BadInput, Page, differences, version
+from lib.book.chapters import BUILD, BadInput, Page, differences, imported_names, version
 from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes
 from lib.ledger.verdict import ORIGINALS
@@ -125,7 +125,7 @@ def _prepare_environment(root: Path, jobs: int) -> None:
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     os.environ["IPYTHONDIR"] = str(BUILD / ".ipython")
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-    os.environ.pop("MPLBACKEND", None)
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
         os.environ.setdefault("COLLAPSE_GPU_SHARE", f"{GPU_MEMORY / jobs:.3f}")
@@ -185,7 +185,11 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
 
 
 def _execute_all(todo: list[Page], parameters, jobs, console, force) -> list[Outcome]:
+    from lib.book import kernels  # which takes jupyter_client with it
+
     _prepare_environment(todo[0].root, jobs)
+    _register_engine()
+    kernels.prepare({name for page in todo for name in imported_names(page)})
     shutil.rmtree(BUILD / "running", ignore_errors=True)  # what an interrupted build left
     done: list[Outcome] = []
     clients: set = set()
@@ -228,7 +232,6 @@ def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    _register_engine()
     started = time.monotonic()
     key = page.key(parameters)
     unfinished = _unfinished(page, key, force)
@@ -285,13 +288,16 @@ def _register_engine() -> None:
     from papermill.clientwrap import PapermillNotebookClient
     from papermill.engines import NBClientEngine, papermill_engines
 
+    from lib.book import kernels
+
     class BookEngine(NBClientEngine):
         @classmethod
         def execute_managed_notebook(cls, nb_man, kernel_name, clients, environment, log, start_timeout=60, **hooks):
             hooks = {name: hook for name, hook in hooks.items() if name.startswith("on_cell")}
             client = PapermillNotebookClient(
-                nb_man, timeout=None, startup_timeout=start_timeout, kernel_name=kernel_name, **hooks
-            )
+                nb_man, timeout=None, startup_timeout=start_timeout, kernel_name=kernel_name,
+                kernel_manager_class=kernels.MANAGER, **hooks,
+            )  # fmt: skip
             clients.add(client)
             try:
                 with open(log, "w") as stderr:

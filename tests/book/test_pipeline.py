@@ -383,6 +383,16 @@ while not pathlib.Path({!r}).exists():
     assert real.printed("one").split() == real.printed("two").split() == [str(max(1, run.cores() // 2)), "0.475"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux only")
+def test_a_kernel_begins_with_the_large_packages_and_imports_modules_of_lib_itself(real):
+    look = "import sys\nprint(*(name in sys.modules for name in ('networkx', 'lib.ledger.notes')))"
+    real.chapter("one", look, "import networkx\nfrom lib.ledger import notes")
+    real.chapter("two", look)  # its build has the first one's packages
+    real.write("chapters/claims.yml", "claims: []\n")
+    real.run("execute")
+    assert real.printed("one").split() == real.printed("two").split() == ["True", "False"]
+
+
 def test_a_chapter_alone_has_all_cores_and_all_memory(built_once):
     assert built_once.printed("two").split() == ["None", "None"]
 

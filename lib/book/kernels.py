@@ -1,0 +1,76 @@
+"""Kernels forked from one process that has imported the large packages once, in place of one interpreter each.
+
+Importing torch, torchvision, matplotlib and scipy takes longer than many a chapter. Each kernel remains a process of
+its own, with its own environment and with modules of `lib` that it imports itself.
+"""
+
+import multiprocessing
+import os
+import sys
+import threading
+
+from jupyter_client.manager import AsyncKernelManager
+
+# Importing these starts no thread and draws no number; `lib.data.vision` is torchvision.
+LARGE = ("torch", "numpy", "matplotlib.pyplot", "scipy.optimize", "scipy.stats", "networkx", "lib.data.vision")
+
+
+def prepare(imported: set[str]) -> None:
+    """Have the kernels of this process forked with the large packages of these names imported.
+
+    The environment at the first kernel's start is the one that the packages find when they are imported.
+    """
+    large = [name for name in LARGE if name in imported]
+    multiprocessing.set_forkserver_preload(["ipykernel.ipkernel", *large])
+
+
+def _serve(connection_file: str, environment: dict[str, str], log: str) -> None:
+    """The life of a kernel, in the new process, which leads a session of its own."""
+    from ipykernel.kernelapp import IPKernelApp
+
+    os.setsid()
+    with open(log, "w") as stderr:
+        os.dup2(stderr.fileno(), sys.stderr.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    threading.Thread(target=_end_with_the_build, daemon=True).start()
+    IPKernelApp.launch_instance(["-f", connection_file, f"--IPKernelApp.parent_handle={os.getppid()}"])
+
+
+def _end_with_the_build() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+class _Process:
+    """A forked process as jupyter_client knows those of subprocess.Popen."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, process):
+        self.process, self.pid = process, process.pid
+
+    def poll(self):
+        return self.process.exitcode
+
+    def wait(self):
+        self.process.join()
+        return self.process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+
+class ForkedKernel(AsyncKernelManager):
+    """Starts a kernel by forking; all else is jupyter_client's."""
+
+    async def _async_launch_kernel(self, kernel_cmd, env, stderr, **_):
+        arguments = (os.path.realpath(self.connection_file), env, os.path.realpath(stderr.name))
+        process = multiprocessing.get_context("forkserver").Process(target=_serve, args=arguments)
+        process.start()
+        self.provisioner.process = _Process(process)
+        self.provisioner.pid = self.provisioner.pgid = process.pid
+
+
+# Elsewhere a process that has loaded the system's own libraries may not fork.
+MANAGER = ForkedKernel if sys.platform == "linux" else AsyncKernelManager
