@@ -1,7 +1,7 @@
 """Kernels forked from one process that has imported the large packages once, in place of one interpreter each.
 
 Importing torch, torchvision, matplotlib and scipy takes longer than many a chapter. Each kernel remains a process of
-its own, with its own environment and with modules of `lib` that it imports itself.
+its own, with its own environment, and imports the modules of `lib` itself, but for the one that is torchvision.
 """
 
 import multiprocessing
@@ -11,7 +11,8 @@ import threading
 
 from jupyter_client.manager import AsyncKernelManager
 
-# Importing these starts no thread and draws no number; `lib.data.vision` is torchvision.
+# These can be imported before a fork: OpenBLAS renews its threads after it, and no chapter uses NumPy's global
+# generator, which all kernels would share. `lib.data.vision` is torchvision.
 LARGE = ("torch", "numpy", "matplotlib.pyplot", "scipy.optimize", "scipy.stats", "networkx", "lib.data.vision")
 
 
