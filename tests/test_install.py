@@ -1,5 +1,6 @@
-"""`pip install .` from a checkout: the library works from another folder, where there is no checkout."""
+"""`pip install .` from a checkout: the measures work far from it, under their own name, in any project."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,20 +10,43 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-
-PROGRAM = """
-import torch, lib
-from lib.metrics import Tracker, measure
-x, y = torch.randn(60, 5), torch.arange(60) % 3
-model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-found = measure(model, [(x, y)], ["0", "penultimate"], nc4=True, test_loader=[(x + 1, y)])
-print(found)
-found.plot().savefig("picture.png")
-tracker = Tracker(model, [(x, y)])
-tracker(0)
-tracker.plot().savefig("curves.png")
-print(lib.__file__)
+SAMPLES = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+y = torch.arange(12) % 3
 """
+MODELS = {
+    "torchvision": """
+from vision import torchvision
+model = torchvision.models.resnet18(num_classes=3)
+x = torch.randn(12, 3, 32, 32)
+loader, test_loader = [(x, y)], [(x + 1, y)]
+""",
+    "transformers": """
+import vision
+from transformers import GPT2Config, GPT2ForSequenceClassification
+sizes = {"vocab_size": 9, "n_positions": 6, "n_embd": 8, "n_layer": 1, "n_head": 2}
+model = GPT2ForSequenceClassification(GPT2Config(**sizes, num_labels=3, pad_token_id=0))
+tokens = torch.randint(1, 9, (12, 6))
+tokens[::2, 4:] = 0
+loader = [{"input_ids": tokens, "attention_mask": (tokens > 0).long(), "labels": y}]
+test_loader = loader
+""",
+    "lightning": """
+import vision
+import lightning
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.layer3, self.layer4 = nn.Linear(7, 3), nn.Linear(5, 6), nn.Linear(6, 7)
+    def forward(self, x):
+        return self.fc(self.layer4(self.layer3(x).relu()).relu())
+model = Module()
+x = torch.randn(12, 5)
+loader, test_loader = [(x, y)], [(x + 1, y)]
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +65,53 @@ def installed(tmp_path_factory):
     return target
 
 
-def test_an_installed_library_measures_draws_and_tracks_far_from_the_checkout(installed, tmp_path):
-    environment = {"PYTHONPATH": str(installed), "MPLBACKEND": "agg", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+def run(program, installed, folder):
+    environment = {"PYTHONPATH": str(installed), "MPLBACKEND": "agg", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    header, first, second, where = done.stdout.splitlines()
-    assert "dilation" in header and first.startswith("0 ") and second.startswith("penultimate")
-    assert where == str(installed / "lib" / "__init__.py")
+    return done.stdout
+
+
+def test_the_wheel_holds_what_measures_and_nothing_else(installed):
+    ours = {path.name for path in (ROOT / "lib" / "metrics").glob("*.py")}
+    assert {path.name for path in (installed / "collapsemetrics").iterdir()} == ours
+    assert not (installed / "lib").exists()
+
+
+@pytest.mark.parametrize("package", [True, False], ids=["with __init__", "without"])
+def test_a_project_with_a_lib_of_its_own_keeps_it(installed, tmp_path, package):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "own.py").write_text("here = True\n")
+    if package:
+        (tmp_path / "lib" / "__init__.py").touch()
+    program = SAMPLES + (
+        "before = set(sys.modules)\n"
+        "import collapsemetrics, lib.own\n"
+        "x = torch.randn(12, 5)\n"
+        "found = collapsemetrics.measure(nn.Linear(5, 3), [(x, y)], nc4=True, test_loader=[(x + 1, y)])\n"
+        "heavy = {'matplotlib', 'IPython', 'sklearn', 'scipy', 'networkx', 'torchvision', 'PIL', 'pandas'}\n"
+        "print(sorted((set(sys.modules) - before) & heavy), lib.own.here)\n"
+        "found.plot().savefig('picture.png')\n"
+        "tracker = collapsemetrics.Tracker(nn.Linear(5, 3), [(x, y)])\n"
+        "tracker(0)\n"
+        "tracker.plot().savefig('curves.png')\n"
+        "print(collapsemetrics.__file__)\n"
+    )
+    imported, where = run(program, installed, tmp_path).splitlines()
+    assert imported == "[] True" and where == str(installed / "collapsemetrics" / "__init__.py")
     assert (tmp_path / "picture.png").stat().st_size > 5000 and (tmp_path / "curves.png").stat().st_size > 5000
 
 
-def test_every_module_of_the_library_is_installed_but_the_one_that_builds_the_book(installed):
-    def modules(folder):
-        return {path.relative_to(folder).as_posix() for path in (folder / "lib").rglob("*.py")}
-
-    assert modules(installed) == {name for name in modules(ROOT) if not name.startswith("lib/book/")}
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_five_lines_of_the_readme_work_with_any_model(installed, tmp_path, kind):
+    pytest.importorskip(kind) if kind != "torchvision" else None
+    shutil.copy(ROOT / "lib" / "data" / "vision.py", tmp_path)  # torchvision beside any torch
+    readme = (ROOT / "README.md").read_text("utf8")
+    lines = re.search(r"```python\n(from collapsemetrics .*?)```", readme, re.DOTALL)[1]
+    assert len(lines.strip().splitlines()) <= 5
+    if kind == "transformers":
+        lines = lines.replace('"layer3", "layer4"', '"transformer.h.0", "transformer.ln_f"')
+    printed = run(SAMPLES + MODELS[kind] + lines + "print(found.head, found[-1]['d'])", installed, tmp_path)
+    heads = {"torchvision": "fc 512", "transformers": "score 8", "lightning": "fc 7"}
+    assert printed.splitlines()[-1] == heads[kind] and "nc4" in printed

@@ -11,13 +11,19 @@ ROOMS = ("checks", "figures", "ledger", "data", "models", "theory", "metrics", "
 
 
 def imported(path):
-    """The names under `lib` that a module imports, at its top or inside a function."""
+    """The names that a module imports, at its top or inside a function, but for its neighbours' in the metrics."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            assert path.parent == LIB / "metrics" and node.level == 1, f"{path}: imports are written in full"
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are written in full"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_metrics_import_nothing_of_lib_by_name_for_they_are_installed_under_another():
+    names = {name.split(".")[0] for path in (LIB / "metrics").glob("*.py") for name in imported(path)}
+    assert "lib" not in names and "torch" in names
 
 
 def test_lib_has_these_rooms_and_no_other():

@@ -37,7 +37,8 @@ def modules() -> list[str]:
     found = []
     for path in sorted((ROOT / "lib").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if "book" not in path.relative_to(ROOT).parts and path.stem != "__main__" and public(name):
+        private = path.stem.startswith("_") and path.stem != "__init__"
+        if "book" not in path.relative_to(ROOT).parts and not private and public(name):
             found.append(name)
     listed = {(name, each.name) for name in found for each in public(name)}
     return [name for name in found if not any((name.rpartition(".")[0], each.name) in listed for each in public(name))]
@@ -54,8 +55,9 @@ def public(module: str) -> tuple[Name, ...]:
     tree, lines = ast.parse(text), text.splitlines()
     names = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
     if listed := ast.literal_eval(next(names, ast.List([]))):
-        sources = {alias.asname or alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom)
-                   for alias in node.names if (node.module or "").startswith("lib.")}  # fmt: skip
+        sources = {alias.asname or alias.name: f"{module}.{node.module}" if node.level else node.module
+                   for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+                   if node.level or (node.module or "").startswith("lib.")}  # fmt: skip
         known = {name: found for name, source in sources.items() for found in public(source) if found.name == name}
         return tuple(known[name]._replace(module=module) for name in listed if name in known)
     found = []

@@ -111,7 +111,7 @@ class Page:
         modules = imported_modules(self.code, self.root)
         return {
             "code": code_hash(self.code),
-            "lib": {name: _module(path.read_text(encoding="utf8"))[0] for name, path in modules.items()},
+            "lib": {name: _hash(path.read_text(encoding="utf8")) for name, path in modules.items()},
             "files": {path.relative_to(self.root).as_posix(): _sha(path.read_bytes()) for path in self.files},
         }
 
@@ -199,8 +199,9 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
     while queue:
         name = queue.pop()
         if name in files and name not in found and not NOT_INPUTS.match(name):
-            found[name] = files[name]
-            queue += _module(files[name].read_text(encoding="utf8"))[1]
+            found[name] = path = files[name]
+            package = name if path.stem == "__init__" else name.rpartition(".")[0]
+            queue += _imports(path.read_text(encoding="utf8"), package)
     return dict(sorted(found.items()))
 
 
@@ -261,22 +262,28 @@ def _parse(source: str) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])  # the execution of the chapter will say where
 
 
-def _imports(source: str) -> list[str]:
-    """What a source imports, in full (`lib.a` and `lib.a.b` for `from lib.a import b`), and the packages above."""
+@functools.cache
+def _imports(source: str, package: str = "") -> list[str]:
+    """What a source imports, in full (`lib.a` and `lib.a.b` for `from lib.a import b`), and the packages above.
+
+    `package` is the one in which the source lies: relative imports start there.
+    """
     names: list[str] = []
     for node in ast.walk(_parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            where = ".".join([*above, *([node.module] if node.module else [])])
+            names += [f"{where}.{alias.name}" for alias in node.names]
     parts = [name.split(".") for name in names]
     return [".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)]
 
 
 @functools.cache
-def _module(source: str) -> tuple[str, list[str]]:
-    """Hash of what a module does, in which neither comments nor docstrings nor layout count, and what it imports."""
-    return _sha(program(source).encode()), _imports(source)
+def _hash(source: str) -> str:
+    """Hash of what a module does, in which neither comments nor docstrings nor layout count."""
+    return _sha(program(source).encode())
 
 
 def version(name: str) -> str | None:

@@ -9,50 +9,24 @@ A network's features do not fit in memory at once: :class:`ClassStatistics` take
 :func:`measure` collects every measure of any PyTorch model from one pass over its data, and :class:`Tracker` does so
 again and again while the model trains.
 
-PyTorch and NumPy are all that it imports. Pictures import matplotlib when they are drawn, :func:`structure` networkx
-when it is called.
+Installed, the package is called `collapsemetrics`; inside the book it is `lib.metrics`. PyTorch and NumPy are all that
+it imports. Pictures import matplotlib when they are drawn, :func:`structure` networkx when it is called.
 """
 
-from lib.metrics.formulas import (
-    class_means,
-    condition_number,
-    dilation,
-    directional_spread,
-    equiangularity,
-    memorization,
-    nc1,
-    nc2_etf,
-    nc2_of,
-    nc3,
-    nc4,
-    numerical_rank,
-    principal_singular_values,
-    relative_spread,
-)
-from lib.metrics.streaming import COLUMNS, PENULTIMATE, ClassStatistics, Measures, measure
-from lib.metrics.structure import structure
-from lib.metrics.tracker import Tracker
+from .formulas import (  # noqa: I001
+    cdnv, class_means, condition_number, dilation, directional_spread, duality, equiangularity, memorization, nc1,
+    nc2_etf, nc2_of, nc3, nc4, nc5, numerical_rank, principal_singular_values, relative_spread, trace_ratio, uniformity,
+)  # fmt: skip
+from .network import measure
+from .passes import PENULTIMATE
+from .streaming import ClassStatistics
+from .structure import structure
+from .table import COLUMNS, ClassMeans, Comparison, Measures, compare
+from .tracker import Tracker
 
 __all__ = [
-    "class_means",
-    "relative_spread",
-    "directional_spread",
-    "equiangularity",
-    "principal_singular_values",
-    "nc1",
-    "nc2_etf",
-    "nc2_of",
-    "nc3",
-    "nc4",
-    "dilation",
-    "memorization",
-    "numerical_rank",
-    "condition_number",
-    "structure",
-    "ClassStatistics",
-    "Measures",
-    "measure",
-    "Tracker",
-    "COLUMNS",
-    "PENULTIMATE",
-]
+    "class_means", "relative_spread", "directional_spread", "equiangularity", "principal_singular_values", "nc1",
+    "trace_ratio", "cdnv", "nc2_etf", "nc2_of", "uniformity", "nc3", "duality", "nc4", "nc5", "dilation",
+    "memorization", "numerical_rank", "condition_number", "structure", "ClassStatistics", "ClassMeans", "Measures",
+    "Comparison", "compare", "measure", "Tracker", "COLUMNS", "PENULTIMATE",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-r"""The measures themselves, of features that are all at hand: see :mod:`lib.metrics` for shapes and conventions."""
+r"""The measures themselves, of features that are all at hand: shapes and conventions are those of the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import nan, sqrt
 import torch
 from torch import Tensor, nn
 
-from lib import checks
+from . import _checks as checks
 
 
 def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,6 +181,57 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     return torch.where(inverse.any(-1), seen, nan)
 
 
+def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
+    r"""Variance within classes over that between them, in all directions: :math:`\operatorname{Tr}\Sigma_W /
+    \operatorname{Tr}\Sigma_B`, with the matrices of :func:`nc1`.
+
+    It needs no pseudo-inverse, and so falls smoothly where class means have low rank. Of few samples it is too small,
+    because their scatter moves the means apart. With `debiased` both traces are replaced by their unbiased estimates:
+    with :math:`v_k` the unbiased variance of class `k` (its trace) and shares :math:`p_k = n_k/N`
+
+    .. math::
+        \operatorname{Tr}\Sigma_W \to \frac1{N-K}\sum_i \|h_i - \mu_{y_i}\|^2, \qquad
+        \operatorname{Tr}\Sigma_B \to \operatorname{Tr}\Sigma_B
+        - \frac1K\sum_k \big(1 - 2p_k + K p_k^2\big)\frac{v_k}{n_k} ,
+
+    whose ratio is nan or negative where nothing but the scatter moves the means apart.
+
+    Arguments and errors as :func:`nc1`. Source: Tirer, Huang & Niles-Weed (2023), where it is another NC1; the debiased
+    one this book.
+
+    >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
+    >>> trace_ratio(H, y).item()  # 1 within, 4 between
+    0.25
+    >>> round(trace_ratio(H, y, debiased=True).item(), 4)  # 2 within, 3.5 between
+    0.5714
+    """
+    H, y, counts = _checked(H, y)
+    checks.integers(2, K=len(counts))
+    means, deviations = _deviations(H, y, counts)
+    scatter = class_sums(deviations.square().sum(-1, keepdim=True), y, len(counts))[..., 0]
+    return ratio_of_traces(means, counts, scatter, debiased=debiased)
+
+
+def cdnv(H: Tensor, y: Tensor) -> Tensor:
+    r"""Class-distance normalised variance: variance of two classes over their squared distance, averaged over pairs.
+
+    .. math::
+        \frac2{K(K-1)} \sum_{k<l} \frac{v_k + v_l}{2\,\|\mu_k - \mu_l\|^2}, \qquad
+        v_k = \frac1{n_k}\sum_{y_i=k} \|h_i - \mu_k\|^2
+
+    Infinite where two means coincide. Arguments and errors as :func:`nc1`. Source: Galanti, Gyorgy & Hutter (2022).
+
+    >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
+    >>> cdnv(H, y).item()  # variances of 1, a distance of 4
+    0.0625
+    """
+    H, y, counts = _checked(H, y)
+    checks.integers(2, K=len(counts))
+    means, deviations = _deviations(H, y, counts)
+    scatter = class_sums(deviations.square().sum(-1, keepdim=True), y, len(counts))[..., 0]
+    return over_distances(means, scatter / counts)
+
+
 def nc2_etf(means: Tensor) -> Tensor:
     r"""Distance of the means' Gram matrix from that of a simplex equiangular tight frame, both of norm 1.
 
@@ -218,6 +269,25 @@ def nc2_of(means: Tensor) -> Tensor:
     return (_gram(means) - frame / sqrt(K)).norm(dim=(-2, -1))
 
 
+def uniformity(means: Tensor) -> Tensor:
+    r"""How evenly directions are spread over the sphere: the mean of :math:`\log(1 / \|u_k - u_l\|)` over all pairs.
+
+    :math:`u_k` are the `means: (..., K, d)`, used as given, scaled to norm 1; centre them first. It makes sense for
+    more classes than dimensions too, where there is no simplex. The smallest value that is possible at all,
+    :math:`-\frac12\log\frac{2K}{K-1}`, is that of a simplex; infinite where two directions coincide. ValueError for one
+    class or a mean that is not finite. Source: Liu et al. (2023); generalised NC2 of Wu & Papyan (2024).
+
+    >>> simplex = torch.eye(4) - 1 / 4
+    >>> round(uniformity(simplex).item(), 4), round(-0.5 * torch.tensor(8 / 3).log().item(), 4)
+    (-0.4904, -0.4904)
+    """
+    means = _checked_rows("means", means)
+    K = means.shape[-2]
+    checks.integers(2, K=K)
+    distances = _distances(nn.functional.normalize(means, dim=-1))
+    return -distances.log().mean(-1)
+
+
 def nc3(W: Tensor, means: Tensor) -> Tensor:
     r"""Distance of the classifier from the class means, both of norm 1: zero where they are aligned.
 
@@ -230,10 +300,27 @@ def nc3(W: Tensor, means: Tensor) -> Tensor:
     >>> nc3(2 * means, means).item(), round(nc3(-means, means).item(), 4)
     (0.0, 2.0)
     """
-    W, means = _checked_rows("W", W), _checked_rows("means", means)
-    if W.shape[-2:] != means.shape[-2:]:
-        raise ValueError(f"W has shape {tuple(W.shape)}, means {tuple(means.shape)}; both must be (..., K, d)")
+    W, means = _pair(W, means)
     return (_normalized(W) - _normalized(means)).norm(dim=(-2, -1))
+
+
+def duality(W: Tensor, means: Tensor) -> Tensor:
+    r"""How unequally the classes are aligned with the classifier: the coefficient of variation of their cosines.
+
+    .. math:: \frac{\operatorname{std}_k c_k}{\operatorname{mean}_k c_k}, \qquad
+        c_k = \frac{\langle w_k, \mu_k\rangle}{\|w_k\|\|\mu_k\|}
+
+    with the standard deviation of all K. Zero where all classes are equally aligned, be it little or much: uniform
+    duality. `W` and `means`: `(..., K, d)`, used as given; centre the means first. ValueError if the shapes differ or
+    an entry is not finite. Source: Wu & Papyan (2024), uniform NC3.
+
+    >>> W = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+    >>> round(duality(W, torch.eye(2)).item(), 4)  # cosines 1 and 0.8
+    0.1111
+    """
+    W, means = _pair(W, means)
+    cosines = nn.functional.cosine_similarity(W.to(means), means, dim=-1)
+    return cosines.std(-1, correction=0) / cosines.mean(-1)
 
 
 def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
@@ -274,9 +361,22 @@ def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
     if b is not None and (b.ndim == 0 or b.shape[-1] != W.shape[-2]):
         raise ValueError(f"b has shape {tuple(b.shape)}; (..., {W.shape[-2]}) needed, one entry for each class")
     scores = H @ W.mT if b is None else H @ W.mT + _finite("b", b)[..., None, :].to(H)
-    # the other modes subtract squared norms, and lose the distances of features that are far from the origin
-    distances = torch.cdist(H, means, compute_mode="donot_use_mm_for_euclid_dist")
-    return (scores.argmax(-1) != distances.argmin(-1)).to(H).mean(-1)
+    return (scores.argmax(-1) != nearest(H, means)).to(H).mean(-1)
+
+
+def nc5(means: Tensor, outside_mean: Tensor) -> Tensor:
+    r"""How far samples from outside lie from the directions of the classes: mean absolute cosine to the class means.
+
+    .. math:: \frac1K \sum_k \frac{|\langle \mu_k, \mu_{\text{out}}\rangle|}{\|\mu_k\|\|\mu_{\text{out}}\|}
+
+    Zero where the mean of the samples that belong to no class is orthogonal to all class means. `means: (..., K, d)`
+    and `outside_mean: (..., d)`, used as given. ValueError if an entry is not finite. Source: Ammar et al. (2024), NC5.
+
+    >>> round(nc5(torch.eye(3), torch.tensor([0.0, 0.0, 2.0])).item(), 4)
+    0.3333
+    """
+    means, outside = _checked_rows("means", means), _finite("outside_mean", outside_mean)
+    return nn.functional.cosine_similarity(means, outside[..., None, :].to(means), dim=-1).abs().mean(-1)
 
 
 def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
@@ -330,9 +430,9 @@ def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Ten
     if H_corrupted.ndim < 2 or H_corrupted.shape[-1] != test_means.shape[-1]:
         shapes = f"H_corrupted has shape {tuple(H_corrupted.shape)}, test_means {tuple(test_means.shape)}"
         raise ValueError(f"{shapes}; (..., n_corrupted, d) and (..., K, d) needed")
-    checks.labels(y_true, H_corrupted.shape[-2], test_means.shape[-2], every=False)
+    y_true = checks.labels(y_true, H_corrupted.shape[-2], test_means.shape[-2]).to(H_corrupted.device)
     H_corrupted = _finite("H_corrupted", computed(H_corrupted))
-    return (H_corrupted - test_means[..., y_true.long(), :]).norm(dim=-1).sum(-1)
+    return (H_corrupted - test_means[..., y_true, :]).norm(dim=-1).sum(-1)
 
 
 def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
@@ -343,7 +443,8 @@ def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
     >>> numerical_rank(torch.diag(torch.tensor([1.0, 0.1, 1e-5]))).item()
     2
     """
-    checks.shares(rtol=rtol)
+    if not 0 <= rtol < 1:
+        raise ValueError(f"rtol = {rtol!r}: a number in [0, 1) is needed")
     values = torch.linalg.svdvals(_checked_rows("M", M))
     return (values > rtol * values[..., :1]).sum(-1)
 
@@ -386,22 +487,78 @@ def _deviations(H: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return means + correction, deviations - correction[..., y, :]
 
 
-def global_mean_of(means: Tensor, counts: Tensor) -> Tensor:
-    """Mean of all samples from those of the classes, which is exact where these coincide."""
+def centre_of(means: Tensor, counts: Tensor, centre: str = "samples") -> Tensor:
+    """Mean `(..., d)` of all samples, or of the class means (`"classes"`); exact where these coincide."""
     first = means[..., :1, :]
-    return first[..., 0, :] + (counts.to(means) / counts.sum()) @ (means - first)
+    shares = counts.to(means) / counts.sum() if centre == "samples" else means.new_full((len(counts),), 1 / len(counts))
+    return first[..., 0, :] + shares @ (means - first)
 
 
-def between_classes(means: Tensor, counts: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def between_classes(means: Tensor, counts: Tensor, eps: float, centre: str = "samples") -> tuple[Tensor, Tensor]:
     """Inverse singular values of the centred means, 0 for those that count as zero, and their directions as rows."""
     K, d = means.shape[-2:]
-    _, values, directions = torch.linalg.svd(means - global_mean_of(means, counts)[..., None, :], full_matrices=False)
-    possible = min(K - 1, d)  # the centred means are dependent: their sum weighted with the counts is zero
+    centred = means - centre_of(means, counts, centre)[..., None, :]
+    _, values, directions = torch.linalg.svd(centred, full_matrices=False)
+    possible = min(K - 1, d)  # the centred means are dependent: a weighted sum of them is zero
     values, directions = values[..., :possible], directions[..., :possible, :]
     rtol = max(sqrt(max(K, d) * torch.finfo(torch.float64).eps), max(K, d) * eps)
     rounding = 4 * eps * means.norm(dim=(-2, -1))[..., None]
     kept = values > torch.maximum(rtol * values[..., :1], rounding)
     return torch.where(kept, 1 / values, 0), directions
+
+
+def ratio_of_traces(
+    means: Tensor, counts: Tensor, scatter: Tensor, centre: str = "samples", debiased: bool = False
+) -> Tensor:
+    """:func:`trace_ratio` of means `(..., K, d)` and the sums `scatter: (..., K)` of squared deviations from them."""
+    K, n, N = len(counts), counts.to(means), counts.sum()
+    between = (means - centre_of(means, counts, centre)[..., None, :]).square().sum((-2, -1)) / K
+    if not debiased:
+        return scatter.sum(-1) / N / between
+    share = n / N if centre == "samples" else torch.full_like(n, 1 / K)
+    noise = (1 - 2 * share + K * share.square()) * scatter / (n - 1) / n  # 0/0 for a class of one sample
+    return scatter.sum(-1) / (N - K) / (between - noise.sum(-1) / K)
+
+
+def over_distances(means: Tensor, variances: Tensor) -> Tensor:
+    """:func:`cdnv` of means `(..., K, d)` and variances `(..., K)`."""
+    k, other = torch.triu_indices(means.shape[-2], means.shape[-2], 1, device=means.device)
+    return ((variances[..., k] + variances[..., other]) / (2 * _distances(means).square())).mean(-1)
+
+
+def _distances(points: Tensor) -> Tensor:
+    """Distances of all pairs of the rows `(..., K, d)`, in the order of `torch.triu_indices`."""
+    k, other = torch.triu_indices(points.shape[-2], points.shape[-2], 1, device=points.device)
+    # the other modes subtract squared norms, and lose distances that are small against those from the origin
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")[..., k, other]
+
+
+def nearest(H: Tensor, means: Tensor) -> Tensor:
+    """The nearest of the means `(..., K, d)` for each feature `(..., n, d)`; of several the first.
+
+    Found by a product of centred features and means; where that decides by less than it may have been rounded, by
+    distances.
+    """
+    middle = means.mean(-2, keepdim=True)
+    near, centred = H - middle, means - middle
+    scores = near @ centred.mT - centred.square().sum(-1)[..., None, :] / 2
+    best, second = scores.topk(2).values.unbind(-1)
+    size = centred.norm(dim=-1).amax(-1, keepdim=True)
+    rounded = H.shape[-1] * (near.norm(dim=-1) + size) + H.norm(dim=-1) + middle.norm(dim=-1)
+    unsure = ~(best - second > 4 * torch.finfo(H.dtype).eps * size * rounded)
+    found = scores.argmax(-1)
+    if unsure.any():
+        rows = unsure if H.ndim == means.ndim == 2 else ...
+        exact = torch.cdist(H[rows], means, compute_mode="donot_use_mm_for_euclid_dist")
+        found[rows] = exact.argmin(-1)
+    return found
+
+
+def _pair(W: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    W, means = _checked_rows("W", W), _checked_rows("means", means)
+    if W.shape[-2:] != means.shape[-2:]:
+        raise ValueError(f"W has shape {tuple(W.shape)}, means {tuple(means.shape)}; both must be (..., K, d)")
+    return W, means
 
 
 def _normalized(M: Tensor) -> Tensor:
@@ -427,10 +584,13 @@ def _result(value: Tensor) -> float | Tensor:
 
 def _checked(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Features, labels and the samples of each class, once they are found to be what :func:`class_means` asks for."""
-    if H.ndim < 2:
-        raise ValueError(f"H has shape {tuple(H.shape)}; (..., n_samples, d) needed")
-    checks.labels(y, H.shape[-2])
-    y = y.long()
+    if H.ndim < 2 or H.shape[-2] == 0:
+        raise ValueError(f"H has shape {tuple(H.shape)}; (..., n_samples, d) with a sample needed")
+    y = checks.labels(y, H.shape[-2]).to(H.device)
+    present = y.unique()  # without a count for each class, of which a wrong label may make very many
+    if len(present) <= present[-1]:
+        absent = next(k for k, label in enumerate(present.tolist()) if k != label)
+        raise ValueError(f"y: class {absent} has no sample")
     return _finite("H", computed(H)), y, torch.bincount(y)
 
 

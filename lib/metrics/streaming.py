@@ -1,38 +1,46 @@
-r"""The same measures batch by batch: class statistics in bounded memory, and :func:`measure` for any PyTorch model."""
+r"""The same measures batch by batch, in bounded memory: :class:`ClassStatistics`."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from html import escape
-from math import inf, nan
+import copy
+from collections.abc import Iterator
+from math import nan
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lib import checks
-from lib.metrics import formulas
+from . import _checks as checks
+from . import formulas
 
-#: What :func:`measure` calls the input of the head.
-PENULTIMATE = "penultimate"
-LARGEST_WIDTH = 8192  # a scatter matrix of this width takes 512 MiB
-SMALLEST = 1e-28  # largest variance below which float32 has lost much of the others
-ROWS = 2048  # features centred at a time: what is read again then still lies in the processor's cache
+ROWS = 512  # features that are multiplied at a time
+BLOCKS = 8  # of columns of the scatter matrix, of which only what is on and below the diagonal is computed
+NARROWEST = 128  # columns of a block
+#: Squares of float32 sum to something useful between these; elsewhere the slower product in float64 is worth it.
+SMALLEST, LARGEST = 1e-24, 1e38
+STATE = ("counts", "centres", "sums", "squares", "products", "drawn_counts", "drawn_sums", "eps")
+FAR = 7 / 8  # share of sums of squares that is due to a centre which is not the mean
+SEVERAL = 8  # samples of a class that can tell it
+LONE = 64  # times the median square: features that are multiplied in float64
+SEED = 7_310_579_021  # of labels drawn at random, other than anybody's
 
 
 class ClassStatistics:
-    r"""Class means and the scatter within classes of features that come in batches, in memory `d*d + K*d`.
+    r"""Class means and the scatter within classes of features that come in batches.
 
-    Each batch is centred on its own class means and only then multiplied, in its own dtype; batches are merged in
-    float64 by the update of Chan, Golub & LeVeque (1983), with one mean for each class and one scatter matrix for all,
+    For each class there is a centre :math:`c_k`, the mean of its first samples in the dtype of the features. Collected
+    are counts :math:`n_k` and, of the deviations :math:`x_i = h_i - c_{y_i}`, the sums for each class and one matrix of
+    products for all, multiplied in the dtype of the features and added in float64. With :math:`\bar x_k` the mean
+    deviation of a class, means and scatter within classes are
 
-    .. math:: S \leftarrow S + S_{\text{batch}} + \sum_k \frac{n_k m_k}{n_k + m_k} \delta_k \delta_k^\top,
+    .. math:: \mu_k = c_k + \bar x_k, \qquad S = \sum_i x_i x_i^\top - \sum_k n_k \bar x_k \bar x_k^\top .
 
-    :math:`\delta_k` the difference of the two means of class `k`, :math:`n_k` and :math:`m_k` their numbers of samples.
-    So a spread far below the distance from the origin is not lost, nor does the order of the batches matter beyond
-    rounding. What float32 features do lose: variances less than about :math:`10^{-7}` of the largest one.
+    A class whose mean has gone so far from its centre that the difference would lose more than three bits is given a
+    new one, and single samples that are far from theirs are multiplied in float64. So a spread far below the distance
+    from the origin is not lost, nor does the order of the batches matter beyond rounding. What float32 features do
+    lose: variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until there are 512 of
+    them: a matrix product takes many as fast as few.
+
+    Memory: half of `d*d` and 1.5 `K*d` numbers of float64, and the buffer.
 
     Parameters
     ----------
@@ -40,6 +48,8 @@ class ClassStatistics:
         Number of classes and width of the features.
     device
         Where the statistics are kept, and batches are brought; the CPU unless given. It must know float64.
+    chance
+        Whether to collect also the means of classes whose labels are drawn at random, which :meth:`chance_nc1` needs.
 
     Raises
     ------
@@ -48,64 +58,229 @@ class ClassStatistics:
 
     Examples
     --------
-    >>> from lib.metrics import nc1
+    >>> from collapsemetrics import nc1
     >>> generator = torch.Generator().manual_seed(0)
     >>> H = torch.randn(60, 4, generator=generator, dtype=torch.float64)
     >>> y = torch.arange(60) % 3
-    >>> statistics = ClassStatistics(K=3, d=4)
-    >>> for part in torch.arange(60).split(25):
-    ...     statistics.update(H[part], y[part])
-    >>> statistics.samples, abs(statistics.nc1() - nc1(H, y).item()) < 1e-10
+    >>> first, second = ClassStatistics(K=3, d=4), ClassStatistics(K=3, d=4)
+    >>> first.update(H[:25], y[:25])
+    >>> second.update(H[25:], y[25:])
+    >>> both = first + second  # of two processes, say
+    >>> both.samples, abs(both.nc1() - nc1(H, y).item()) < 1e-10
     (60, True)
     """
 
-    def __init__(self, K: int, d: int, device: torch.device | str | None = None):
-        checks.positive_integers(K=K, d=d)
-        self.K, self.d = K, d
-        self.counts = torch.zeros(K, dtype=torch.int64, device=device)  #: samples of each class so far
-        self._means = torch.zeros(K, d, dtype=torch.float64, device=device)
-        self._scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
-        self._eps = torch.finfo(torch.float64).eps
+    def __init__(self, K: int, d: int, device: torch.device | str | None = None, chance: bool = False):
+        checks.integers(1, K=K, d=d)
+        self.K, self.d, self.chance = K, d, chance
+        double = {"dtype": torch.float64, "device": device}
+        self._counts = torch.zeros(K, dtype=torch.int64, device=device)
+        self._centres = torch.zeros(K, d, device=device)
+        self._sums = torch.zeros(K, d, **double)
+        self._squares = torch.zeros(K, **double)  # of the lengths of deviations
+        self._width = max(NARROWEST, -(-d // BLOCKS))
+        sizes = (min(self._width, d - start) * (d - start) for start in range(0, d, self._width))
+        self._products = torch.zeros(sum(sizes), **double)
+        self._drawn_counts = torch.zeros(K if chance else 0, dtype=torch.int64, device=device)
+        self._drawn_sums = torch.zeros(K if chance else 0, d, **double)
+        self._eps = torch.tensor(torch.finfo(torch.float64).eps, **double)
+        self._rows, self._labels, self._waiting = torch.zeros(0, d, device=device), self._counts[:0], 0
 
     def update(self, H: Tensor, y: Tensor) -> None:
-        """Take in features `(n_samples, d)` with their labels; ValueError for what is no such thing.
-
-        A feature that is not finite may be found only after others of its batch have been taken in.
-        """
+        """Take in features `(n_samples, d)` with their labels `(n_samples,)`; ValueError for what is no such thing."""
         if H.ndim != 2 or H.shape[1] != self.d or not H.is_floating_point():
             raise ValueError(f"H has shape {tuple(H.shape)} and {H.dtype}; floating point (n_samples, {self.d}) needed")
-        checks.labels(y, len(H), self.K, every=False)
-        y = y.to(self.counts.device, torch.int64)
-        H = formulas.computed(H.detach().to(self.counts.device))
-        self._eps = max(self._eps, torch.finfo(H.dtype).eps)
-        with torch.autocast(H.device.type, enabled=False):
-            for rows, labels in zip(H.split(ROWS), y.split(ROWS), strict=True):
-                self._merge(rows, labels)
+        y = checks.labels(y, len(H), self.K).to(self._counts.device)
+        H = formulas.computed(H.detach().to(self._counts.device))
+        checks.finite(H=H)
+        if self._rows.dtype != H.dtype or not len(self._rows):
+            self._flush()
+            self._eps.clamp_(min=torch.finfo(H.dtype).eps)
+            self._rows, self._labels = H.new_empty(ROWS, self.d), y.new_empty(ROWS)
+        while len(H):
+            n = min(len(self._rows) - self._waiting, len(H))
+            there = slice(self._waiting, self._waiting + n)
+            self._rows[there], self._labels[there] = H[:n], y[:n]
+            self._waiting += n
+            H, y = H[n:], y[n:]
+            if self._waiting == len(self._rows):
+                self._flush()
 
-    def _merge(self, H: Tensor, y: Tensor) -> None:
-        new = torch.bincount(y, minlength=self.K)
-        means = formulas.class_sums(H.double(), y, self.K) / new.clamp(min=1)[:, None]
-        if not torch.isfinite(means).all():  # as one feature is that is not
-            checks.finite(H=H)
-        # centred first, in the dtype of the features: the product is fast, and what cancels are features, not squares
-        centre = means.to(H.dtype)
-        deviations = H - centre[y]
-        scatter = deviations.T @ deviations
-        # squares end at 1e-38 and 1e38 in float32; only then is it worth the slower product in float64
-        if not SMALLEST < scatter.diagonal().max() < inf and deviations.any():
-            scatter = deviations.double().T @ deviations.double()
-        self._scatter += scatter
-        # the centres are the means rounded to the dtype of the features, about which the scatter is too large
-        self._add_outer(means - centre, -new)
-        # the update of Chan, Golub & LeVeque, all classes at once; a class without samples here has share 0
-        share = new.double() / (self.counts + new).clamp(min=1)
-        delta = means - self._means
-        self._add_outer(delta, self.counts * share)
-        self._means += delta * share[:, None]
-        self.counts += new
+    def _flush(self) -> None:
+        """Take in what waits in the buffer."""
+        H, y = self._rows[: self._waiting], self._labels[: self._waiting]
+        self._waiting = 0
+        if not len(H):
+            return
+        with torch.autocast(H.device.type, enabled=False):
+            self._draw(H)
+            new = torch.bincount(y, minlength=self.K)
+            X, lone, squares, sums = self._deviations(H, y, new)
+            alone = X[lone].double()  # in float32 their products would lose those of the others
+            if len(alone):
+                X[lone] = 0
+                self._sums.index_add_(0, y[lone], alone)
+            if self.K <= ROWS:
+                self._sums += sums
+            else:  # a few at a time take less memory than sums for each class
+                for part, labels in zip(X.split(ROWS // 4), y.split(ROWS // 4), strict=True):
+                    self._sums.index_add_(0, labels, part.double())
+            self._squares.index_add_(0, y, squares)
+            for columns, block in self._blocks():
+                block += X[:, columns.start :].T @ X[:, columns]
+                if len(alone):
+                    block += alone[:, columns.start :].T @ alone[:, columns]
+            self._counts += new
+            far = self._sums.norm(dim=1).square() > FAR * self._counts * self._squares
+            if far.any():
+                self._move(far, self._means()[far].to(self._centres.dtype))
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Columns and, from the diagonal downwards, their part of the symmetric matrix of products."""
+        at = 0
+        for start in range(0, self.d, self._width):
+            columns = slice(start, min(start + self._width, self.d))
+            shape = self.d - start, columns.stop - start
+            yield columns, self._products[at : at + shape[0] * shape[1]].view(shape)
+            at += shape[0] * shape[1]
+
+    def _deviations(self, H: Tensor, y: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Deviations of features from the centres of their classes, which of them are far longer than others, squares
+        of their lengths, and sums over the others: for each class, or of many classes for those with several samples.
+
+        A class that occurs for the first time gets the mean of its samples as its centre; and so does one of which
+        several samples show that its centre was an outlier, or that it has moved.
+        """
+        self._centres = self._centres.to(torch.promote_types(self._centres.dtype, H.dtype))
+        first = (self._counts == 0) & (new > 0)
+        if first.any():
+            rows = first[y]
+            shares = H[rows].div_(new[y[rows], None])  # whose sums do not overflow
+            place = (first.cumsum(0) - 1)[y[rows]]
+            self._centres[first] = formulas.class_sums(shares, place, int(first.sum())).to(self._centres.dtype)
+        several = new >= SEVERAL
+        summed = several.nonzero()[:, 0] if self.K > ROWS else torch.arange(self.K, device=y.device)
+        n, place = new[summed], torch.full_like(new, len(summed))
+        place[summed] = torch.arange(len(n), device=y.device)
+        for again in (True, False):
+            X = self._centres[y]
+            X = torch.sub(H, X, out=X)
+            squares = X.norm(dim=1).double().square()
+            if X.dtype == torch.float32 and not SMALLEST < squares.sum() < LARGEST:
+                X = X.double()
+                squares = X.norm(dim=1).square()
+            lone = squares > LONE * squares.median()
+            where = place[y].masked_fill(lone, len(n))
+            sums = formulas.class_sums(X, where, len(n) + 1)[:-1]
+            lengths = squares.new_zeros(len(n) + 1).index_add_(0, where, squares)[:-1]
+            off = several[summed] & (sums.norm(dim=1).double().square() > FAR * n * lengths)
+            if not again or not off.any():
+                return X, lone, squares, sums
+            self._move(summed[off], self._centres[summed[off]] + (sums / n[:, None])[off])
+
+    def _move(self, classes: Tensor, centres: Tensor) -> None:
+        """Express what was collected of some classes by deviations from other centres."""
+        n = self._counts[classes, None]
+        before = self._sums[classes] / n.clamp(min=1)
+        centres = centres.to(self._centres.dtype)
+        after = before + (self._centres[classes].double() - centres.double())
+        self._centres[classes], self._sums[classes] = centres, n * after
+        self._squares[classes] += n[:, 0] * (after.square().sum(1) - before.square().sum(1))
+        self._add_outer(after, n)
+        self._add_outer(before, -n)
 
     def _add_outer(self, vectors: Tensor, weights: Tensor) -> None:
-        self._scatter.addmm_((vectors * weights[:, None]).T, vectors)
+        for columns, block in self._blocks():
+            block.addmm_((vectors[:, columns.start :] * weights).T, vectors[:, columns])
+
+    def _draw(self, H: Tensor) -> None:
+        if self.chance:
+            seeded = torch.Generator().manual_seed(SEED + int(self._counts.sum()))
+            y = torch.randint(self.K, (len(H),), generator=seeded).to(H.device)
+            self._drawn_counts += torch.bincount(y, minlength=self.K)
+            self._drawn_sums.index_add_(0, y, H.double())
+
+    def _means(self) -> Tensor:
+        self._flush()
+        return self._centres + self._sums / self._counts.clamp(min=1)[:, None]
+
+    # Several processes ------------------------------------------------------------------------------------------------
+
+    def merge(self, other: ClassStatistics) -> None:
+        """Take in the samples of other statistics, which stay as they are; ValueError if K, d or `chance` differ."""
+        if (self.K, self.d, self.chance) != (other.K, other.d, other.chance):
+            raise ValueError(f"K, d, chance are {self.K, self.d, self.chance} and {other.K, other.d, other.chance}")
+        mine, other = self.state_dict(), copy.deepcopy(other)
+        other.load_state_dict(other.state_dict(), self._counts.device)
+        dtype = torch.promote_types(self._centres.dtype, other._centres.dtype)
+        self._centres, other._centres = self._centres.to(dtype), other._centres.to(dtype)
+        known = (self._counts > 0) & (other._counts > 0)
+        other._move(known, self._centres[known])
+        self._centres = torch.where(self._counts[:, None] > 0, self._centres, other._centres)
+        for name, value in other.state_dict().items():
+            if name not in ("centres", "eps"):
+                mine[name].add_(value)
+        self._eps = torch.maximum(self._eps, other._eps)
+
+    def __add__(self, other: ClassStatistics) -> ClassStatistics:
+        both = copy.deepcopy(self)
+        both.merge(other)
+        return both
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that was collected, as tensors by name, which later batches change in place."""
+        self._flush()
+        return {name: getattr(self, f"_{name}") for name in STATE}
+
+    def load_state_dict(self, state: dict[str, Tensor], device: torch.device | str | None = None) -> None:
+        """Go on from a :meth:`state_dict` of statistics with the same K, d and `chance`."""
+        self._waiting, device = 0, self._counts.device if device is None else device
+        self._rows, self._labels = (part[:0].to(device) for part in (self._rows, self._labels))
+        for name in STATE:
+            setattr(self, f"_{name}", state[name].to(device))
+
+    def without_empty(self) -> ClassStatistics:
+        """The same for the classes that have samples, which become `0..k-1` in their order."""
+        state, classes = self.state_dict(), self._counts.nonzero()[:, 0]
+        part = ClassStatistics(len(classes), self.d, self._counts.device, self.chance)
+        for name in ("counts", "centres", "sums", "squares"):
+            state[name] = state[name][classes]
+        if self.chance:  # what was drawn for the others goes to these in turn
+            place = torch.arange(self.K, device=classes.device) % len(classes)
+            for name in ("drawn_counts", "drawn_sums"):
+                state[name] = getattr(part, f"_{name}").index_add_(0, place, state[name])
+        part.load_state_dict(state)
+        return part
+
+    def reduce(self, group=None) -> None:
+        """Afterwards every process of a `torch.distributed` group (all of them unless given) has the samples of all.
+
+        Every process of the group has to call it; K, d and `chance` are the same in all.
+        """
+        from torch import distributed
+
+        def total(value: Tensor, operation=distributed.ReduceOp.SUM) -> Tensor:
+            distributed.all_reduce(value, operation, group)
+            return value
+
+        sums = total(self._means() * self._counts[:, None])
+        there = self._counts > 0
+        centres = sums / total(self._counts.clone()).clamp(min=1)[:, None]
+        self._centres = self._centres.double()
+        self._move(there, centres[there])
+        self._centres = centres
+        for name, value in self.state_dict().items():
+            if name not in ("centres", "eps"):
+                total(value)
+        total(self._eps, distributed.ReduceOp.MAX)
+
+    # What they say ----------------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples of each class so far `(K,)`, int64."""
+        self._flush()
+        return self._counts.clone()
 
     @property
     def samples(self) -> int:
@@ -116,358 +291,108 @@ class ClassStatistics:
     def means(self) -> Tensor:
         """Class means `(K, d)`, float64; ValueError if a class has no sample."""
         self._check_classes()
-        return self._means.clone()  # later batches change it in place
+        return self._means()
 
     @property
     def global_mean(self) -> Tensor:
         """Mean of all samples `(d,)`, float64; ValueError if a class has no sample."""
-        return formulas.global_mean_of(self.means, self.counts)
+        return self.centre("samples")
+
+    @property
+    def variances(self) -> Tensor:
+        """Mean squared distance from the class mean, of each class `(K,)`, float64; ValueError if one has no sample."""
+        self._check_classes()
+        return self._scatters() / self._counts
 
     @property
     def within_class_covariance(self) -> Tensor:
         r""":math:`\Sigma_W` of :func:`nc1`, `(d, d)`, float64; ValueError if a class has no sample."""
         self._check_classes()
-        return self._scatter / self.samples
+        full = self._products.new_empty(self.d, self.d)
+        for columns, block in self._blocks():
+            full[columns.start :, columns], full[columns, columns.start :] = block, block.T
+        return (full - (self._sums / self._counts[:, None]).T @ self._sums) / self.samples
+
+    def centre(self, of: str = "samples") -> Tensor:
+        """Mean of all samples, or of the class means (`"classes"`): `(d,)`, float64; ValueError as :attr:`means`."""
+        checks.one_of(("samples", "classes"), centre=of)
+        return formulas.centre_of(self.means, self._counts, of)
+
+    def nc1(self, centre: str = "samples") -> float:
+        r"""As :func:`nc1` of all features at once; or with :math:`\Sigma_B` about the mean of the class means."""
+        return self._nc1(self.means, self._counts, self._seen, centre)
+
+    def chance_nc1(self, centre: str = "samples") -> float:
+        """:func:`nc1` of the same features with labels drawn at random: that of features without classes.
+
+        ValueError unless `chance` was asked for.
+        """
+        if not self.chance:
+            raise ValueError("labels were not drawn at random: ClassStatistics(K, d, chance=True) does so")
+        means, counts = self._means(), self._drawn_counts
+        drawn = self._drawn_sums / counts.clamp(min=1)[:, None]
+        middle = formulas.centre_of(means, self._counts)
+
+        def seen(directions: Tensor) -> Tensor:  # all scatter, less that of the means of the drawn classes
+            true, random = ((part - middle) @ directions.T for part in (means, drawn))
+            return self._seen(directions) + self._counts.double() @ true.square() - counts.double() @ random.square()
+
+        return self._nc1(drawn, counts, seen, centre)
+
+    def trace_ratio(self, centre: str = "samples", debiased: bool = False) -> float:
+        """As :func:`trace_ratio` of all features at once."""
+        checks.integers(2, K=self.K)
+        checks.one_of(("samples", "classes"), centre=centre)
+        return formulas.ratio_of_traces(self.means, self._counts, self._scatters(), centre, debiased).item()
+
+    def cdnv(self) -> float:
+        """As :func:`cdnv` of all features at once."""
+        checks.integers(2, K=self.K)
+        return formulas.over_distances(self.means, self.variances).item()
+
+    def relative_spread(self) -> float:
+        """As :func:`relative_spread` of all features at once."""
+        size = (self.means.square().sum(1) * self._counts).sum()
+        return (self._scatters().sum() / size).sqrt().item()
+
+    def measures(self, centre: str = "classes") -> dict[str, float]:
+        """All that :func:`measure` has of any layer, by name, with class means so centred; errors as :attr:`means`."""
+        means, centred = self.means, self.means - self.centre(centre)
+        return {
+            "nc1": self.nc1(centre),
+            **({"nc1_chance": self.chance_nc1(centre)} if self.chance else {}),
+            "trace_ratio": self.trace_ratio(centre),
+            "trace_ratio_debiased": self.trace_ratio(centre, debiased=True),
+            "cdnv": self.cdnv(),
+            "relative_spread": self.relative_spread(),
+            "nc2_etf": formulas.nc2_etf(centred).item(),
+            "nc2_of": formulas.nc2_of(means).item(),
+            "uniformity": formulas.uniformity(centred).item(),
+            "numerical_rank": int(formulas.numerical_rank(centred)),
+            "condition_number": formulas.condition_number(centred, min(self.K - 1, self.d)).item(),
+        }
+
+    def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> float:
+        checks.integers(2, K=self.K)
+        checks.one_of(("samples", "classes"), centre=centre)
+        inverse, directions = formulas.between_classes(means, counts, float(self._eps), centre)
+        value = (seen(directions) * inverse.square()).sum() / self.samples
+        return value.clamp(min=0).item() if inverse.any() else nan
+
+    def _seen(self, directions: Tensor) -> Tensor:
+        """The scatter within classes along unit vectors, the rows of `directions: (r, d)`."""
+        found = -self._counts.double() @ (self._sums / self._counts.clamp(min=1)[:, None] @ directions.T).square()
+        for columns, block in self._blocks():
+            rows = directions[:, columns.start :].clone()
+            rows[:, block.shape[1] :] *= 2  # what is below the diagonal is above it too
+            found += (rows @ block * directions[:, columns]).sum(1)
+        return found
+
+    def _scatters(self) -> Tensor:
+        """Sums of squared distances from the class mean, of each class."""
+        self._flush()
+        return (self._squares - self._sums.norm(dim=1).square() / self._counts.clamp(min=1)).clamp(min=0)
 
     def _check_classes(self) -> None:
         if not self.counts.all():
             raise ValueError(f"class {int((self.counts == 0).nonzero()[0])} has no sample")
-
-    def nc1(self) -> float:
-        """As :func:`nc1` of all features at once."""
-        checks.integers(2, K=self.K)
-        inverse, directions = formulas.between_classes(self.means, self.counts, self._eps)
-        scaled = directions * inverse[:, None]
-        seen = ((scaled @ self._scatter) * scaled).sum() / self.samples
-        return seen.clamp(min=0).item() if inverse.any() else nan
-
-    def relative_spread(self) -> float:
-        """As :func:`relative_spread` of all features at once."""
-        size = (self.means.square().sum(1) * self.counts).sum()
-        return (self._scatter.trace().clamp(min=0) / size).sqrt().item()
-
-
-class Measures(list):
-    """What :func:`measure` found: one dictionary for each layer. Prints as a table, and shows as one in a notebook.
-
-    `K` is the number of classes. Where a test loader was given the rows have an entry `dilation` as well.
-    """
-
-    def __init__(self, rows: Iterable[dict] = (), K: int | None = None):
-        super().__init__(rows)
-        self.K = K
-
-    def plot(self):
-        """A matplotlib figure over the layers: NC1 (and dilation), relative spread, NC2 to NC4, rank of the means."""
-        from lib.metrics.pictures import over_layers  # matplotlib is imported by who wants a picture
-
-        return over_layers(self)
-
-    def __str__(self) -> str:
-        rows = self._cells()
-        width, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-        return "\n".join("  ".join([row[0].ljust(width), *map(str.rjust, row[1:], widths)]) for row in rows)
-
-    def _repr_html_(self) -> str:
-        head, *body = self._cells()
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-        body = (
-            f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
-            for row in body
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-
-    def _cells(self) -> list[list[str]]:
-        columns = [column for column in COLUMNS if column != "dilation" or any(column in row for row in self)]
-        return [columns, *([_cell(row.get(column)) for column in columns] for row in self)]
-
-
-#: The numbers in a row of :class:`Measures`, in their order; `dilation` only where test samples were given.
-COLUMNS = (
-    *("layer", "d", "samples", "nc1", "dilation", "relative_spread", "nc2_etf", "nc2_of", "nc3", "nc4"),
-    *("numerical_rank", "condition_number"),
-)
-
-
-def measure(
-    model: nn.Module,
-    loader: Iterable | Callable[[], Iterable],
-    layers: str | Iterable[str] | None = None,
-    device: torch.device | str | None = None,
-    *,
-    head: str | None = None,
-    K: int | None = None,
-    nc4: bool = False,
-    reduce: str | Callable[[Tensor], Tensor] = "mean",
-    test_loader: Iterable | Callable[[], Iterable] | None = None,
-) -> Measures:
-    r"""Every measure of collapse of a model's features, from one pass over the data and in bounded memory.
-
-    Of each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), never the features of
-    more than one batch. The model is in evaluation mode meanwhile, without gradients, and is left as it was found. So
-    are the generators of random numbers: PyTorch's, Python's and NumPy's global ones, and those of the loaders.
-
-    Parameters
-    ----------
-    model
-        Any PyTorch model that takes a batch `x`; as `model(*x)` where x is a tuple or list, and as `model(**x)` where
-        it is a mapping.
-    loader
-        Batches `(x, y, ...)` with labels `y: (n_samples,)` in `0..K-1`: a DataLoader, a list, or a function without
-        arguments that returns an iterable, such as a generator function. Of a batch that is a mapping the entry
-        `labels` or `label` is y, and the others are x.
-    layers
-        Names of submodules as in `model.named_modules()`, whose outputs are the features, or `"penultimate"`, the input
-        of the head, which is the default. Of a module that runs several times in a pass, the last output counts, and of
-        an output that is a tuple the first entry.
-    device
-        Where batches are brought; by default where the model's first parameter lies. The model is not moved.
-    head
-        Name of the classifier, a module with a `weight: (K, d)` and perhaps a `bias: (K,)`; by default the last
-        `torch.nn.Linear` in the order of `model.named_modules()`.
-    K
-        Number of classes; by default the number of rows of the head's weight. Where it is another number, there is no
-        `nc3`.
-    nc4
-        Whether to measure :func:`nc4`, which compares each feature with the final class means and so takes a second
-        pass over the data.
-    reduce
-        What becomes of positions: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
-        dimensions but one) and tokens `(N, T, d)` over `T`; `"flatten"` makes one long vector of each sample. Or a
-        function of what the layer gives that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token.
-    test_loader
-        Samples that the model was not trained on, in batches like those of `loader`. With them each row has
-        `dilation`: :func:`dilation`, NC1 of these, from another pass.
-
-    Returns
-    -------
-    Measures
-        One dictionary for each layer: `layer`, `d`, `samples`; `nc1`, `relative_spread`; `nc2_etf` of the class means
-        centred with the global mean, `nc2_of` of the class means as they are; `nc3` and `nc4` for `"penultimate"`, None
-        for other layers; `numerical_rank` of the centred means and `condition_number`, over the `min(K - 1, d)`
-        directions that they can span. With a `test_loader` also `dilation`.
-
-    Raises
-    ------
-    ValueError
-        For a name that no module has, a layer that does not run or whose output is no such features, features wider
-        than 8192, labels outside `0..K-1`, an empty class or loader, `K < 2`, features that are not finite, and `nc4`
-        without `"penultimate"` or with a loader that can be read once only.
-
-    Examples
-    --------
-    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    >>> batch = torch.eye(4)[:3], torch.tensor([0, 1, 2])  # one point for each class
-    >>> (row,) = measure(model, [batch, batch])
-    >>> row["layer"], row["d"], row["samples"], row["nc1"]
-    ('penultimate', 4, 6, 0.0)
-    >>> row["numerical_rank"], round(row["nc2_etf"], 4)
-    (2, 0.0)
-    """
-    if not callable(reduce):
-        checks.one_of(("mean", "flatten"), reduce=reduce)
-    modules = dict(model.named_modules())
-    if head is None:
-        head = next((name for name, module in reversed(modules.items()) if isinstance(module, nn.Linear)), None)
-    elif getattr(getattr(_module(modules, head), "weight", None), "ndim", None) != 2:
-        raise ValueError(f"the head {head!r} has no weight (K, d)")
-    layers = list(dict.fromkeys([layers] if isinstance(layers, str) else layers or [PENULTIMATE]))
-    if head is None and (K is None or nc4 or PENULTIMATE in layers):
-        raise ValueError("the model has no torch.nn.Linear: give layers and K, or name the head")
-    classifier = modules[head] if head is not None else None
-    K = len(classifier.weight) if K is None else K
-    checks.integers(2, K=K)
-    fits = classifier is not None and len(classifier.weight) == K
-    if nc4 and not fits:
-        raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
-    if nc4 and PENULTIMATE not in layers:
-        raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {layers}")
-    if nc4 and isinstance(loader, Iterator):
-        raise ValueError("nc4 needs a second pass, and the loader can be read once: give a list or a function")
-    if device is None:
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    device = torch.device(device)
-    hooked = {name: classifier if name == PENULTIMATE else _module(modules, name) for name in layers}
-
-    with _randomness_kept(device, loader, test_loader):
-        statistics = _collected(model, loader, hooked, K, device, reduce)
-        rows = Measures((_row(name, statistics[name]) for name in layers), K)
-        if PENULTIMATE in layers and fits:
-            row, means = rows[layers.index(PENULTIMATE)], statistics[PENULTIMATE].means
-            W, b = (None if p is None else p.detach() for p in (classifier.weight, getattr(classifier, "bias", None)))
-            row["nc3"] = formulas.nc3(W.to(means), means).item()
-            if nc4:
-                again = _passes(model, loader, {PENULTIMATE: classifier}, device, reduce)
-                row["nc4"] = _disagreement(again, W, b, means)
-        del statistics  # before those of the test samples are made
-        if test_loader is not None:
-            try:
-                statistics = _collected(model, test_loader, hooked, K, device, reduce)
-                tested = [row | {"dilation": statistics[row["layer"]].nc1()} for row in rows]
-                rows[:] = [{column: row[column] for column in COLUMNS} for row in tested]
-            except ValueError as error:
-                raise ValueError(f"test_loader: {error}") from error
-    return rows
-
-
-def _collected(model, loader, hooked, K, device, reduce) -> dict[str, ClassStatistics]:
-    """The class statistics of every hooked module, by name; on the CPU for a device that knows no float64, MPS."""
-    statistics: dict[str, ClassStatistics] = {}
-    with closing(_passes(model, loader, hooked, device, reduce)) as passes:
-        for features, y in passes:
-            for name in features:  # and no variable for the features, which would keep them while the next are made
-                if name not in statistics:
-                    d = features[name].shape[1]
-                    if d > LARGEST_WIDTH:
-                        advice = 'use reduce="mean" or a layer of fewer dimensions'
-                        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
-                    statistics[name] = ClassStatistics(K, d, "cpu" if device.type == "mps" else device)
-                statistics[name].update(features[name], y)
-    if not statistics:
-        raise ValueError("the loader has no batch")
-    return statistics
-
-
-@contextmanager
-def _randomness_kept(device: torch.device, *loaders):
-    """Afterwards every generator that a loader or a layer may draw from is where it was.
-
-    A DataLoader draws from PyTorch's global generator whenever it is iterated over, even in fixed order.
-    """
-    places = [place for loader in loaders for place in (loader, getattr(loader, "sampler", None))]
-    found = (getattr(place, "generator", None) for place in places)
-    generators = [generator for generator in found if isinstance(generator, torch.Generator)]
-    states = [generator.get_state() for generator in generators]
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-
-
-def _passes(model, loader, hooked, device, reduce) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """For each batch the features of the hooked modules, by name, and the labels. To be closed."""
-    features: dict[str, Tensor] = {}
-
-    def of_output(name):
-        # a copy: what comes next may work in place
-        return lambda module, inputs, output: features.update({name: _as_rows(name, output, reduce, copy=True)})
-
-    def of_input(name):
-        return lambda module, inputs: features.update({name: _as_rows(name, inputs, reduce)})
-
-    training = {module: module.training for module in model.modules()}
-    handles, fused = [], torch.backends.mha.get_fastpath_enabled()
-    try:
-        model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer does not run its parts
-        for name, module in hooked.items():
-            if name == PENULTIMATE:
-                handles.append(module.register_forward_pre_hook(of_input(name)))
-            else:
-                handles.append(module.register_forward_hook(of_output(name)))
-        for batch in loader() if callable(loader) else loader:
-            x, y = _split(batch)
-            with torch.no_grad():  # in inference mode, what a model keeps for later could not be trained with
-                if isinstance(x, Mapping):
-                    model(**{name: _moved(value, device) for name, value in x.items()})
-                elif isinstance(x, tuple | list) and not hasattr(x, "to"):  # a packed sequence is a tuple too
-                    model(*(_moved(value, device) for value in x))
-                else:
-                    model(_moved(x, device))
-            del batch, x  # before the loader makes the next one
-            if missing := hooked.keys() - features.keys():
-                raise ValueError(f"the layer {min(missing)!r} does not run when the model does")
-            yield features, y
-            features.clear()
-    finally:
-        for handle in handles:
-            handle.remove()
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for module, mode in training.items():
-            module.training = mode
-
-
-def _split(batch) -> tuple:
-    """Inputs and labels of a batch."""
-    if not isinstance(batch, Mapping):
-        return batch[0], batch[1]
-    label = next((name for name in ("labels", "label") if name in batch), None)
-    if label is None:
-        raise ValueError(f"a batch has the entries {', '.join(map(str, batch))}; 'labels' or 'label' needed")
-    return {name: value for name, value in batch.items() if name != label}, batch[label]
-
-
-def _moved(value, device: torch.device):
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    return value.to(device) if hasattr(value, "to") else value
-
-
-def _as_rows(name: str, output, reduce: str | Callable, copy: bool = False) -> Tensor:
-    """Features `(n_samples, d)` made of what a module returned or was given."""
-    if isinstance(output, tuple | list) and output:
-        output = output[0]
-    if not isinstance(output, Tensor) or output.ndim < 2:
-        raise ValueError(f"the layer {name!r} gives {_kind(output)}; a tensor (n_samples, ...) needed")
-    if callable(reduce):
-        output = reduce(output)
-        if not isinstance(output, Tensor) or output.ndim != 2:
-            raise ValueError(f"reduce makes {_kind(output)} of the layer {name!r}; a tensor (n_samples, d) needed")
-    if output.ndim == 2 or reduce == "flatten":
-        rows = output.flatten(1)
-        return rows.clone() if copy else rows
-    positions = (1,) if output.ndim == 3 else tuple(range(2, output.ndim))
-    return output.mean(positions, dtype=torch.promote_types(output.dtype, torch.float32))
-
-
-def _kind(output) -> str:
-    return f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
-
-
-def _row(name: str, statistics: ClassStatistics) -> dict:
-    means = statistics.means
-    centred = means - statistics.global_mean
-    return {
-        "layer": name,
-        "d": statistics.d,
-        "samples": statistics.samples,
-        "nc1": statistics.nc1(),
-        "relative_spread": statistics.relative_spread(),
-        "nc2_etf": formulas.nc2_etf(centred).item(),
-        "nc2_of": formulas.nc2_of(means).item(),
-        "nc3": None,
-        "nc4": None,
-        "numerical_rank": int(formulas.numerical_rank(centred)),
-        "condition_number": formulas.condition_number(centred, min(statistics.K - 1, statistics.d)).item(),
-    }
-
-
-def _disagreement(passes, W: Tensor, b: Tensor | None, means: Tensor) -> float:
-    """:func:`nc4` of features that come in batches."""
-    samples = wrong = 0.0
-    with closing(passes):
-        for features, _ in passes:
-            H = formulas.computed(features[PENULTIMATE])
-            wrong += formulas.nc4(H, W.to(H), b, means.to(H)).item() * len(H)
-            samples += len(H)
-            del H  # before the next are made
-    return wrong / samples
-
-
-def _module(modules: dict[str, nn.Module], name: str) -> nn.Module:
-    if name not in modules:
-        names = [known for known in modules if known]
-        near = checks.nearest(name, names)
-        raise ValueError(f"the model has no layer {name!r}{near}; it has {', '.join(names)}, and {PENULTIMATE}")
-    return modules[name]
-
-
-def _cell(value) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from torch import nn
 
-from lib.checks import one_of, positive_integers
-from lib.metrics.streaming import Measures, measure
+from ._checks import integers, one_of
+from .network import measure
+from .table import Measures
 
 
 class Tracker:
@@ -19,9 +20,9 @@ class Tracker:
             tracker(epoch)
         tracker.plot()
 
-    Called between epochs it leaves training as it was: the mode of every part of the model, its buffers, gradients and
-    the generators of random numbers (:func:`measure`). It also serves as the `callback` of
-    :func:`lib.training.sgd.train`.
+    Called between epochs or between steps it leaves training as it was: the mode of every part of the model, its
+    buffers, gradients, the iterator of the loader and the generators of random numbers (:func:`measure`). A tracker
+    that is pickled leaves model and loaders behind: it can draw, but no longer measure.
 
     Parameters
     ----------
@@ -30,13 +31,12 @@ class Tracker:
     every
         Calls with an epoch that is no multiple of it measure nothing. Or a collection of the epochs that are measured.
     options
-        Everything else that :func:`measure` takes: `test_loader`, `nc4`, `reduce`, `head`, `K`, `device`.
+        Everything else that :func:`measure` takes. The head is looked for once.
 
     Attributes
     ----------
     rows
-        One dictionary for each epoch and layer: `epoch`, and a row of :func:`measure`. `pandas.DataFrame(tracker.rows)`
-        makes a table of them.
+        One dictionary for each epoch and layer: `epoch`, and a row of :func:`measure`.
     last
         :class:`Measures` of the last call that measured, None before the first.
 
@@ -61,7 +61,7 @@ class Tracker:
         self,
         model: nn.Module,
         loader: Iterable | Callable[[], Iterable],
-        layers: str | Iterable[str] | None = None,
+        layers: str | nn.Module | Iterable[str | nn.Module] | None = None,
         *,
         every: int | Collection[int] = 1,
         **options,
@@ -70,9 +70,9 @@ class Tracker:
             if isinstance(given, Iterator):
                 raise ValueError(f"{name} can be read once only: give a DataLoader, a list or a function")
         if not isinstance(every, Collection):
-            positive_integers(every=every)
+            integers(1, every=every)
         self.model, self.loader, self.every, self.options = model, loader, every, options
-        self.layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
+        self.layers = layers if layers is None or isinstance(layers, str | nn.Module) else list(layers)
         self.rows: list[dict] = []
         self.last: Measures | None = None
 
@@ -81,7 +81,10 @@ class Tracker:
         due = epoch in self.every if isinstance(self.every, Collection) else epoch % self.every == 0
         if not due:
             return {}
+        if self.model is None:
+            raise ValueError("this tracker was pickled, without its model: it can draw, but not measure")
         self.last = measure(self.model, self.loader, self.layers, **self.options)
+        self.options.setdefault("head", self.last.head)
         self.rows += [{"epoch": epoch} | row for row in self.last]
         return {
             f"{column} {row['layer']}": value
@@ -89,6 +92,15 @@ class Tracker:
             for column, value in row.items()
             if column not in ("layer", "d", "samples") and value is not None
         }
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"model": None, "loader": None, "layers": None, "options": {}}
+
+    def to_frame(self):
+        """The rows as a `pandas.DataFrame`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
 
     def curve(self, column: str, layer: str | None = None) -> tuple[list[int], list[float]]:
         """Epochs and values of one column of one layer, the last one unless named.
@@ -105,10 +117,10 @@ class Tracker:
         return [row["epoch"] for row in rows], [row[column] for row in rows]
 
     def plot(self, columns: Iterable[str] | None = None):
-        """A matplotlib figure over the epochs: one panel for each column, by default all but two, a line per layer.
+        """A matplotlib figure over the epochs: a panel for each column, by default the usual ones, a line per layer.
 
         ValueError if nothing was measured, and for a column that no layer has.
         """
-        from lib.metrics.pictures import over_epochs  # matplotlib is imported by who wants a picture
+        from .pictures import over_epochs  # matplotlib is imported by who wants a picture
 
         return over_epochs(self, columns)

@@ -136,8 +136,8 @@ def test_what_a_chapter_does_not_import_and_what_builds_and_judges_it_is_no_inpu
 def test_imports_are_found_inside_functions_and_those_of_the_ledger_are_left_out(tmp_path):
     sources = {
         "__init__": "",
-        "a/__init__": "from lib.a import b",
-        "a/b": "from lib.a.c import f\nfrom lib.d import g",
+        "a/__init__": "from . import b",
+        "a/b": "from .c import f\nfrom lib.d import g",
         "a/c": "def f():\n    import lib.e",
         "d": "g = 1",
         "e": "import lib.ledger.claims\nfrom lib.ledger.profiles import pick",

@@ -482,7 +482,7 @@ def test_measures_of_a_model_are_those_of_its_whole_feature_matrix(network):
         hidden = network.hidden(network.norm(conv).relu().mean((2, 3)))
         H = hidden.relu()
     features = {"conv": conv.mean((2, 3)), "hidden": hidden, "act": H, "penultimate": H}
-    found = metrics.measure(network, batches(), layers=features, nc4=True)
+    found = metrics.measure(network, batches(), layers=features, nc4=True, centre="samples")
     assert [row["layer"] for row in found] == list(features)
     for row, features_of_layer in zip(found, features.values(), strict=True):
         expected = expected_row(features_of_layer, y)
@@ -491,7 +491,7 @@ def test_measures_of_a_model_are_those_of_its_whole_feature_matrix(network):
     means, W, b = metrics.class_means(H, y)[0], network.fc.weight.detach(), network.fc.bias.detach()
     assert found[-1]["nc3"] == pytest.approx(metrics.nc3(W, means).item(), rel=1e-9)
     assert found[-1]["nc4"] == pytest.approx(metrics.nc4(H, W, b, means).item(), abs=1e-12)
-    flat = metrics.measure(network, batches(), "conv", reduce="flatten")
+    flat = metrics.measure(network, batches(), "conv", reduce="flatten", centre="samples")
     assert flat[0]["nc1"] == pytest.approx(nc1_by_hand(conv.flatten(1), y), rel=1e-8)
 
 
@@ -506,10 +506,10 @@ def test_by_default_the_features_are_the_input_of_the_last_linear_layer(network)
 
 def test_a_model_may_be_nothing_but_its_head_and_may_have_none():
     x, y = cloud(0)
-    (row,) = metrics.measure(nn.Linear(4, 3).double(), [(x, y)])
+    (row,) = metrics.measure(nn.Linear(4, 3).double(), [(x, y)], centre="samples")
     assert row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-10)
     for features in (x, torch.stack([x - 1, x + 1], 1)):  # tokens are averaged over their positions
-        (same,) = metrics.measure(nn.Sequential(nn.Identity()), [(features, y)], "0", K=3)
+        (same,) = metrics.measure(nn.Sequential(nn.Identity()), [(features, y)], "0", K=3, centre="samples")
         assert same["nc1"] == pytest.approx(row["nc1"], rel=1e-9) and same["nc3"] is None and same["d"] == 4
 
 
@@ -577,17 +577,20 @@ def test_no_batch_and_no_feature_is_kept(network):
             del batch
 
     metrics.measure(network, generate, ["conv", "hidden", "act", "penultimate"], nc4=True)
-    assert most <= 1 and len(alive) == 80
+    assert most <= 1 and len(alive) == 43  # of ten batches, and of the first once more, which shows the head
 
 
 def test_measures_print_as_a_table_to_three_digits_and_show_as_one(network):
     found = metrics.measure(network, batches(), ["conv", "penultimate"])
     found[0]["layer"] = "a<b"
-    head, first, second = str(found).splitlines()
-    assert head.split() == list(found[0]) and len({len(line) for line in (head, first, second)}) == 1
-    assert first.split()[:3] == ["a<b", "6", "40"] and first.split()[7:9] == ["-", "-"]
-    assert float(second.split()[3]) == pytest.approx(found[1]["nc1"], rel=6e-3)
-    assert "a&lt;b" in found._repr_html_() and found._repr_html_().count("<tr>") == 3
+    *lines, note = (line for line in str(found).splitlines() if "few samples" not in line)
+    assert lines[0].split() == ["layer", "a<b", "penultimate"] and len({len(line) for line in lines}) == 1
+    rows = {name: values for name, *values in map(str.split, lines)}
+    assert list(rows) == [name for name in found[1] if found[1][name] is not None]
+    assert rows["samples"] == ["40", "40"] and rows["nc3"][0] == "-"
+    assert float(rows["nc1"][1]) == pytest.approx(found[1]["nc1"], rel=6e-3)
+    assert note == "(3 classes of 13 to 14 samples; the head is 'fc'; centred at the mean of the class means)"
+    assert "a&lt;b" in found._repr_html_() and found._repr_html_().count("<tr>") == len(lines)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -647,10 +650,9 @@ def test_what_does_not_fit_is_refused(call, named):
         ({"K": 1}, "K = 1"),
         ({"K": 4}, "class 3 has no sample"),
         ({"K": 4, "nc4": True}, "nc4"),
-        ({"loader": iter(batches()), "nc4": True}, "nc4 .* read once"),
         ({"layers": "conv", "nc4": True}, "nc4"),
         ({"loader": []}, "no batch"),
-        ({"loader": [(images()[0] * float("nan"), images()[1])]}, "H has 200 entries"),
+        ({"loader": [*batches(), (images()[0] * float("nan"), images()[1])]}, "'penultimate', batch 6: H has 200"),
     ],
 )
 def test_what_cannot_be_measured_of_a_model_is_said(network, options, named):
@@ -660,6 +662,10 @@ def test_what_cannot_be_measured_of_a_model_is_said(network, options, named):
 
 def test_a_model_without_linear_layer_and_features_of_no_use_are_named():
     identity, x = nn.Sequential(nn.Identity()), torch.ones(4, 9000)
-    for features, options, named in ((x, {}, "Linear"), (x, {"K": 2}, "'0'.* reduce"), (x[:, 0], {"K": 2}, "'0'")):
+    for features, options, named in (
+        (x, {}, "name the head"),
+        (x, {"K": 2}, "'0'.* reduce"),
+        (x[:, 0], {"K": 2}, "'0'"),
+    ):
         with pytest.raises(ValueError, match=named):
             metrics.measure(identity, [(features, y)], "0" if options else None, **options)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lib.metrics.statistics import bootstrap, fit_line
+from lib.runs.statistics import bootstrap, fit_line
 
 
 @given(

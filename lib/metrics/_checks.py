@@ -1,0 +1,80 @@
+"""What is refused at the door: each a ValueError that names the argument and its value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from numbers import Integral
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def integers(least: int, **values: int) -> None:
+    """ValueError that names the first of the values which is not an integer of at least `least`.
+
+    >>> integers(2, K=1)
+    Traceback (most recent call last):
+    ValueError: K = 1: an integer of at least 2 is needed
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+            raise ValueError(f"{name} = {value!r}: {kind} is needed")
+
+
+def one_of(known: Iterable, **values: object) -> None:
+    """ValueError that names the first of the values which is none of the known ones.
+
+    >>> one_of(("mean", "flatten"), reduce="maen")
+    Traceback (most recent call last):
+    ValueError: reduce = 'maen': one of 'mean', 'flatten' is needed; did you mean 'mean'?
+    """
+    known = list(map(str, known))
+    for name, value in values.items():
+        if value not in known:
+            near = difflib.get_close_matches(str(value), known, 1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} = {value!r}: one of {', '.join(map(repr, known))} is needed{hint}")
+
+
+def finite(**tensors: Tensor) -> None:
+    """ValueError that names the first of the tensors which has entries that are not finite."""
+    for name, tensor in tensors.items():
+        # the sum of a tensor with such an entry is not finite, and takes no memory
+        if not tensor.sum().isfinite() and not tensor.isfinite().all():
+            raise ValueError(f"{name} has {int((~tensor.isfinite()).sum())} entries that are not finite")
+
+
+def integers_of(y: Tensor | np.ndarray | Iterable[int]) -> Tensor:
+    """A tensor, an array or a list of integers as a tensor, int64; ValueError for what is none.
+
+    >>> integers_of(["cat", "dog"])
+    Traceback (most recent call last):
+    ValueError: labels are words: give their numbers 0..K-1, as [names.index(word) for word in y]
+    """
+    if not isinstance(y, Tensor):
+        y = np.asarray(y)
+        if y.dtype.kind in "OSU":
+            raise ValueError("labels are words: give their numbers 0..K-1, as [names.index(word) for word in y]")
+        y = torch.from_numpy(y)
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"y is {y.dtype}; labels are integers")
+    return y.long()
+
+
+def labels(y: Tensor | np.ndarray | Iterable[int], n: int, K: int | None = None) -> Tensor:
+    """Labels `(n,)`, int64, of a tensor, an array or a list; ValueError unless they are integers in `0..K-1`.
+
+    >>> labels([0, 2], n=2, K=3)
+    tensor([0, 2])
+    """
+    y = integers_of(y)
+    if y.shape != (n,):
+        raise ValueError(f"y has shape {tuple(y.shape)}; one label for each of {n} samples is needed")
+    least, most = y.aminmax() if n else (0, 0)
+    if least < 0 or (K is not None and most >= K):
+        largest = "K-1" if K is None else K - 1
+        raise ValueError(f"y has labels {int(least)} to {int(most)}; they are 0..{largest}")
+    return y

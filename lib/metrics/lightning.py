@@ -1,0 +1,99 @@
+r"""Measures of collapse while a Lightning `Trainer` fits a network. Needs `lightning`, or `pytorch_lightning`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import torch
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    from pytorch_lightning import Callback
+
+from .tracker import Tracker
+
+
+class CollapseCallback(Callback):
+    """Measures a LightningModule before training and after each epoch of it, and logs the numbers::
+
+        callback = CollapseCallback(layers=["encoder", "penultimate"], every=5)
+        trainer = Trainer(max_epochs=100, callbacks=[callback])
+        trainer.fit(model, loader)
+        callback.tracker.plot()
+
+    An epoch is the number of epochs that the model has been trained for: 0 before training and 1 after the first, which
+    Lightning counts as 0. Every logger of the trainer gets the numbers, under names like `nc1/penultimate`, and after
+    an epoch `ModelCheckpoint` and `EarlyStopping` can monitor them. A checkpoint keeps the rows, and training that is
+    resumed goes on with them. Training itself is the same to the last bit.
+
+    What runs is the module's `forward`, on batches as the loader gives them: neither hooks that change a batch for the
+    training step nor the precision of the trainer apply.
+
+    Parameters
+    ----------
+    loader
+        As in :func:`~lib.metrics.measure`; by default the training loader of the trainer, all of it. Where the trainer
+        has several of them, one has to be given.
+    layers, every
+        As in :class:`~lib.metrics.Tracker`.
+    options
+        Everything else that :func:`~lib.metrics.measure` takes. Where the trainer has several processes `group` is all
+        of them unless given: each reads its share of the samples, some twice where the shares are made equal.
+
+    Attributes
+    ----------
+    tracker
+        The :class:`~lib.metrics.Tracker` of the training that was last begun, None before the first.
+
+    Raises
+    ------
+    ValueError
+        When training begins, as :class:`~lib.metrics.Tracker`; at each measurement, as :func:`~lib.metrics.measure`.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable | Callable[[], Iterable] | None = None,
+        layers: str | Iterable[str] | None = None,
+        *,
+        every: int | Collection[int] = 1,
+        **options,
+    ):
+        self.loader, self.layers, self.every, self.options = loader, layers, every, options
+        self.tracker: Tracker | None = None
+        self._rows: list[dict] = []
+
+    def setup(self, trainer, pl_module, stage):
+        """Keep the rows where a trainer that has trained goes on."""
+        self._rows = self.tracker.rows if self.tracker and trainer.current_epoch else []
+
+    def on_train_start(self, trainer, pl_module):
+        """Measure the model before training, unless a checkpoint brought the rows of this epoch."""
+        epoch = trainer.current_epoch
+        group = {"group": torch.distributed.group.WORLD} if trainer.world_size > 1 else {}
+        self.tracker = Tracker(pl_module, self._batches(trainer), self.layers, every=self.every, **group | self.options)
+        self.tracker.rows = self._rows
+        if all(row["epoch"] < epoch for row in self._rows):
+            numbers = self._measured(trainer, epoch)
+            for logger in trainer.loggers if numbers else []:
+                logger.log_metrics(numbers, step=trainer.global_step)  # before training no epoch collects them
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        """Measure the model after an epoch."""
+        pl_module.log_dict(self._measured(trainer, trainer.current_epoch + 1), sync_dist=True)
+
+    def state_dict(self):
+        """The rows, for a checkpoint."""
+        return {"rows": list(self.tracker.rows if self.tracker else self._rows)}
+
+    def load_state_dict(self, state_dict):
+        """Take the rows of a checkpoint."""
+        self._rows = state_dict["rows"]
+
+    def _measured(self, trainer, epoch: int) -> dict[str, float]:
+        self.tracker.loader = self._batches(trainer)  # the trainer may have made a new one
+        return {name.replace(" ", "/", 1): value for name, value in self.tracker(epoch).items()}
+
+    def _batches(self, trainer):
+        return trainer.train_dataloader if self.loader is None else self.loader

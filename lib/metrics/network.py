@@ -1,0 +1,302 @@
+r"""Every measure of collapse of the layers of a PyTorch model: :func:`measure`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
+
+from . import _checks as checks
+from . import formulas
+from .passes import PENULTIMATE, Head, Reader, as_head, own, peeked, randomness_kept
+from .streaming import ClassStatistics
+from .table import COLUMNS, ClassMeans, Measures
+
+LARGEST_WIDTH = 8192  # half a scatter matrix of this width takes 256 MiB
+KEPT = 2**29  # bytes of features that are kept for NC4, which needs the final class means
+
+TOLERATED = 0.1  # share of NC1 that the scatter of the means may take away before a note says so
+
+
+def measure(
+    model: nn.Module,
+    loader: Iterable | Callable[[], Iterable],
+    layers: str | nn.Module | Iterable[str | nn.Module] | None = None,
+    device: torch.device | str | None = None,
+    *,
+    head: str | nn.Module | None = None,
+    K: int | None = None,
+    nc4: bool = False,
+    reduce: str | Callable[..., Tensor] = "mean",
+    test_loader: Iterable | Callable[[], Iterable] | None = None,
+    outside_loader: Iterable | Callable[[], Iterable] | None = None,
+    centre: str = "classes",
+    missing: str = "refuse",
+    label_key: str | None = None,
+    group=None,
+) -> Measures:
+    r"""Every measure of collapse of a model's features, from one pass over the data and in bounded memory.
+
+    Of each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), never the features of
+    more than one batch. The model is in evaluation mode meanwhile, without gradients, and is left as it was found. So
+    are the generators of random numbers: PyTorch's, Python's and NumPy's global ones, and those of the loaders. A
+    DataLoader whose workers persist is not iterated, for that would reset the iterator of the training loop: another
+    one with the same data set, batches and collation is.
+
+    Parameters
+    ----------
+    model
+        Any PyTorch model that takes a batch `x`; as `model(*x)` where x is a tuple or list, and as `model(**x)` where
+        it is a mapping.
+    loader
+        Batches `(x, y, ...)` with labels `y: (n_samples,)` in `0..K-1`, a tensor, an array or a list: a DataLoader, a
+        list, or a function without arguments that returns an iterable, such as a generator function. Of a batch that is
+        a mapping the entry `labels` (or `label`, `label_ids`, `targets`, `target`, `y`) is y, and the others are x.
+        Samples with the label -100 are left out. Measure without augmentation: what is drawn anew in each pass is not
+        what the model was trained on, nor what the next measurement sees.
+    layers
+        Submodules, or their names as in `model.named_modules()`, whose outputs are the features, or `"penultimate"`,
+        the input of the head, which is the default. Of a module that runs several times in a pass, the last output
+        counts, and of an output that is a tuple the first entry.
+    device
+        Where batches are brought; by default where the model's first parameter lies. The model is not moved.
+    head
+        The classifier, a module (or its name) with a `weight: (K, d)` and perhaps a `bias: (K,)`, or a convolution over
+        single positions. By default the module whose output is the model's, which is found by running the
+        first batch once more: as it
+        is, averaged over positions, or at one of the tokens, as sequence classifiers have it. Its token is then the
+        sample.
+    K
+        Number of classes; by default the number of rows of the head's weight. Where it is another number, there is no
+        `nc3`.
+    nc4
+        Whether to measure :func:`nc4`, which compares each feature with the final class means. Up to half a GiB of
+        features are kept for that; of more there is a second pass.
+    reduce
+        What becomes of positions: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
+        dimensions but one) and tokens `(N, T, d)` over `T`, where the batch has an `attention_mask` over the tokens
+        that it shows; `"flatten"` makes one long vector of each sample. Or a function of what the layer gives, and
+        perhaps of the inputs x, that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token.
+    test_loader
+        Samples that the model was not trained on, in batches like those of `loader`. With them each row has
+        `dilation`: :func:`dilation`, NC1 of these, from another pass.
+    outside_loader
+        Samples of none of the classes, in batches of the same kind, whose labels do not count. With them each row has
+        :func:`nc5`, from another pass.
+    centre
+        What class means are centred with: the mean of the class means (`"classes"`), or that of all samples
+        (`"samples"`, as :func:`nc1` does). They differ where classes have unequal sizes.
+    missing
+        What a class without samples does: `"refuse"` raises, `"skip"` measures the others.
+    label_key
+        The key of the labels in batches that are mappings, where it is another than the usual ones.
+    group
+        A `torch.distributed` group in which every process calls this with its share of the samples: all get the
+        measures of all. Without it a process measures its own share.
+
+    Returns
+    -------
+    Measures
+        One dictionary for each layer: `layer`, `d`, `samples`; `nc1`, and `nc1_chance`, the same with labels drawn at
+        random; `trace_ratio` and its debiased value; `cdnv`; `relative_spread`; `nc2_etf` and `uniformity` of the
+        centred class means, `nc2_of` of the class means as they are; for `"penultimate"` `nc3`, `duality` and `nc4`,
+        None for other layers; `numerical_rank` of the centred means and `condition_number`, over the `min(K - 1, d)`
+        directions that they can span. With a `test_loader` also `dilation`, with an `outside_loader` `nc5`.
+
+    Raises
+    ------
+    ValueError
+        For a name that no module has, a layer that does not run or whose output is no such features, features wider
+        than 8192, a model whose output is that of no linear layer, labels outside `0..K-1`, an empty class or loader,
+        `K < 2`, features that are not finite, and `nc4` without `"penultimate"`, or with many samples from a loader
+        that can be read once only.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    >>> batch = torch.eye(4)[:3], torch.tensor([0, 1, 2])  # one point for each class
+    >>> found = measure(model, [batch, batch])
+    >>> found.head, found[0]["d"], found[0]["samples"], found[0]["nc1"]
+    ('1', 4, 6, 0.0)
+    >>> found[0]["numerical_rank"], round(found[0]["nc2_etf"], 4)
+    (2, 0.0)
+    """
+    checks.one_of(("classes", "samples"), centre=centre)
+    checks.one_of(("refuse", "skip"), missing=missing)
+    if device is None:
+        device = next((parameter.device for parameter in model.parameters()), "cpu")
+    device, modules = torch.device(device), dict(model.named_modules())
+    layers = [layers] if isinstance(layers, str | nn.Module) else layers or [PENULTIMATE]
+    layers = list(dict.fromkeys(name if name == PENULTIMATE else _name(modules, name) for name in layers))
+    if nc4 and PENULTIMATE not in layers:
+        raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {layers}")
+    loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
+    reader = Reader(model, device, reduce, label_key)
+
+    with randomness_kept(device, loader, test_loader, outside_loader):
+        first, batches = peeked(loader)
+        if head is not None:
+            name = _name(modules, head)
+            classifier = as_head(name, modules[name])
+        else:
+            classifier = reader.head(first) if K is None or PENULTIMATE in layers else None
+        del first
+        if classifier is None and (K is None or PENULTIMATE in layers):
+            raise ValueError("the output of the model is that of no linear layer: name the head, or give layers and K")
+        K = len(classifier.weight) if K is None else K
+        checks.integers(2, K=K)
+        if nc4 and len(classifier.weight) != K:
+            raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
+        hooked = {name: modules.get(name) for name in layers}
+        kept = _Kept(nc4)
+
+        def statistics(batches, K=K, keep=lambda features: None):
+            found = _collected(reader.read(batches, hooked, classifier, labelled=K > 1), K, device, keep)
+            for part in found.values():
+                if group is not None:
+                    part.reduce(group)
+            classes = _classes(found[layers[0]].counts, missing, classifier)
+            return classes, {name: part if len(classes) == K else part.without_empty() for name, part in found.items()}
+
+        classes, collected = statistics(batches, keep=kept)
+        rows = {
+            name: {"layer": name, "d": part.d, "samples": part.samples, **part.measures(centre)}
+            | dict.fromkeys(("nc3", "duality", "nc4"))
+            for name, part in collected.items()
+        }
+        if PENULTIMATE in layers and len(classifier.weight) == K:
+            part = collected[PENULTIMATE]
+            W, b = (p if p is None else p[classes.to(p.device)].to(part.means) for p in classifier[2:])
+            if W.shape == part.means.shape:
+                rows[PENULTIMATE]["nc3"] = formulas.nc3(W, part.means).item()
+                rows[PENULTIMATE]["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
+                if nc4 and kept.all is None:
+                    kept.all = _again(reader, loader, classifier)
+                if nc4:
+                    rows[PENULTIMATE]["nc4"] = _disagreement(kept.all, W, b, part.means, group)
+        found = Measures(K=len(classes), head=classifier and classifier.name, centre=centre)
+        found.notes = _notes(collected, rows, classifier, centre)
+        if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
+            found.notes.append("the share of this process only; group=torch.distributed.group.WORLD measures all")
+        found.statistics = {
+            name: ClassMeans(part.means, part.counts, part.variances) for name, part in collected.items()
+        }
+        del collected, kept  # before those of other samples are made
+        try:
+            if test_loader is not None:
+                for name, part in statistics(peeked(test_loader)[1])[1].items():
+                    rows[name]["dilation"] = part.nc1(centre)
+        except ValueError as error:
+            raise ValueError(f"test_loader: {error}") from error
+        if outside_loader is not None:
+            for name, part in statistics(peeked(outside_loader)[1], K=1)[1].items():
+                rows[name]["nc5"] = formulas.nc5(found.statistics[name].means, part.means[0]).item()
+    found += [{column: row[column] for column in COLUMNS if column in row} for row in rows.values()]
+    return found
+
+
+class _Kept:
+    """The features of the head's input, as long as they are not too many; `all` is None where they are."""
+
+    def __init__(self, wanted: bool):
+        self.all: list[Tensor] | None = [] if wanted else None
+        self.bytes = 0
+
+    def __call__(self, features: dict[str, Tensor]) -> None:
+        if self.all is not None:
+            rows = features[PENULTIMATE]
+            self.bytes += rows.numel() * rows.element_size()
+            self.all = None if self.bytes > KEPT else [*self.all, rows.clone()]
+
+
+def _collected(batches, K: int, device: torch.device, keep) -> dict[str, ClassStatistics]:
+    """The class statistics of every hooked module, by name; on the CPU for a device that knows no float64, MPS."""
+    found: dict[str, ClassStatistics] = {}
+    with closing(batches):
+        for features, y, number in batches:
+            keep(features)
+            for name in features:  # and no variable for the features, which would keep them while the next are made
+                if name not in found:
+                    d = features[name].shape[1]
+                    if d > LARGEST_WIDTH:
+                        advice = 'use reduce="mean" or a layer of fewer dimensions'
+                        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
+                    found[name] = ClassStatistics(K, d, "cpu" if device.type == "mps" else device, chance=K > 1)
+                try:
+                    found[name].update(features[name], y)
+                except ValueError as error:
+                    raise ValueError(f"the layer {name!r}, batch {number}: {error}") from error
+    return found
+
+
+def _classes(counts: Tensor, missing: str, head: Head | None) -> Tensor:
+    """The classes that are measured; ValueError where one has no sample and is not to be skipped."""
+    seen = counts.nonzero()[:, 0].cpu()
+    if len(seen) < len(counts) and (missing == "refuse" or len(seen) < 2):
+        absent = next(k for k in range(len(counts)) if not counts[k])
+        rows = f"the head {head.name!r} has {len(head.weight)} rows, " if head else ""
+        labels = ", ".join(map(str, seen[:10].tolist())) + (", ..." if len(seen) > 10 else "")
+        raise ValueError(
+            f"class {absent} has no sample: {rows}K is {len(counts)}, and labels seen are {labels or 'none'}; "
+            "give K, or missing='skip' to measure the others"
+        )
+    return seen
+
+
+def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: Head | None, centre: str) -> list[str]:
+    """What a reader of the table has to know: samples of the classes, head and centre, and what may mislead."""
+    counts = next(iter(collected.values())).counts
+    K, least, most = len(counts), int(counts.min()), int(counts.max())
+    notes = [f"{K} classes of {least if least == most else f'{least} to {most}'} samples"]
+    if PENULTIMATE in rows:
+        notes[0] += f"; the head is {head.name!r}"
+    notes[0] += (
+        "; centred at the mean of the class means" if centre == "classes" else "; centred at the mean of all samples"
+    )
+    if most > 2 * least:
+        notes.append("unequal classes: NC1 and NC2 depend on the centre, and large classes decide the spreads")
+    # with noise of one variance in all directions NC1 is about its true value times 1 - lost, see the book
+    lost = {name: row["nc1"] * (row["d"] - K) / (K - 1) / max(least - 1, 1) for name, row in rows.items()}
+    if few := [name for name in rows if lost[name] > TOLERATED]:
+        notes.append(f"too few samples of a class for their NC1, which may be far off: {', '.join(few)}")
+    return notes
+
+
+def _again(reader: Reader, loader, head: Head) -> Iterator[Tensor]:
+    """Features of the head's input from another pass."""
+    if isinstance(loader, Iterator):
+        raise ValueError("nc4 of so many features needs a second pass, and the loader can be read once only")
+    with closing(reader.read(peeked(loader)[1], {PENULTIMATE: None}, head)) as batches:
+        for features, _, _ in batches:
+            yield features[PENULTIMATE]
+
+
+def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means: Tensor, group) -> float:
+    """:func:`nc4` of features that come in batches."""
+    counted = torch.zeros(2, dtype=torch.float64, device=means.device)
+    for H in features:
+        if not len(H):  # all of them with labels that are ignored
+            continue
+        H = formulas.computed(H.to(means.device))
+        wrong = formulas.nc4(H, W.to(H), b if b is None else b.to(H), means.to(H))
+        counted += torch.stack([wrong.double() * len(H), torch.tensor(len(H), device=H.device)])
+        del H  # before the next are made
+    if group is not None:
+        torch.distributed.all_reduce(counted, group=group)
+    return (counted[0] / counted[1]).item()
+
+
+def _name(modules: dict[str, nn.Module], given: str | nn.Module) -> str:
+    """The name of a submodule; ValueError if there is none."""
+    if isinstance(given, nn.Module):
+        given = next((name for name, module in modules.items() if module is given), f"the given {type(given).__name__}")
+    if given not in modules:
+        names = [known for known in modules if known]
+        near = difflib.get_close_matches(given, names, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"the model has no layer {given!r}{hint}; it has {', '.join(names)}, and {PENULTIMATE}")
+    return given

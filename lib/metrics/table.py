@@ -1,0 +1,200 @@
+"""What was found, as a table: printed, shown in a notebook, saved, and compared with another one."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+#: The entries of a row of :class:`Measures`, in their order.
+COLUMNS = (
+    *("layer", "d", "samples", "nc1", "nc1_chance", "dilation", "trace_ratio", "trace_ratio_debiased", "cdnv"),
+    *("relative_spread", "nc2_etf", "nc2_of", "uniformity", "nc3", "duality", "nc4", "nc5"),
+    *("numerical_rank", "condition_number"),
+)
+PRINTED = 95  # characters of a line of a printed table, after which further layers go below
+
+
+class ClassMeans(NamedTuple):
+    """Class means `(K, d)`, samples `(K,)` and mean squared distances from the mean `(K,)` of one layer, float64."""
+
+    means: Tensor
+    counts: Tensor
+    variances: Tensor
+
+
+class _Table:
+    """Something with `_cells`: rows of cells, the first of which are the heads, and with `notes` to stand below."""
+
+    def __str__(self) -> str:
+        (corner, *names), *rows = self._cells()
+        label = max(map(len, [corner, *(row[0] for row in rows)]))
+        widths = [max(map(len, column)) for column in zip(names, *(row[1:] for row in rows), strict=True)]
+        blocks, used = [[]], label
+        for i, width in enumerate(widths):
+            if blocks[-1] and used + 2 + width > PRINTED:
+                blocks.append([])
+                used = label
+            blocks[-1].append(i)
+            used += 2 + width
+        parts = [
+            "\n".join(
+                "  ".join([row[0].ljust(label), *(row[1 + i].rjust(widths[i]) for i in block)])
+                for row in [[corner, *names], *rows]
+            )
+            for block in blocks
+        ]
+        return "\n\n".join(parts) + "".join(f"\n({note})" for note in self.notes)
+
+    def _repr_html_(self) -> str:
+        head, *body = self._cells()
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+        body = (
+            f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
+            for row in body
+        )
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{notes}"
+
+
+class Measures(_Table, list):
+    """What :func:`measure` found: one dictionary for each layer. Prints as a table, and shows as one in a notebook.
+
+    Attributes
+    ----------
+    K
+        Number of classes that were measured.
+    head
+        Name of the classifier, None where none was needed.
+    centre
+        What class means are centred with, `"classes"` or `"samples"`.
+    notes
+        Sentences that stand below the table: what it rests on, and what may mislead.
+    statistics
+        For each layer its :class:`ClassMeans`. Not saved.
+    """
+
+    def __init__(
+        self, rows: Iterable[dict] = (), K: int | None = None, head: str | None = None, centre: str = "classes"
+    ):
+        super().__init__(rows)
+        self.K, self.head, self.centre = K, head, centre
+        self.notes: list[str] = []
+        self.statistics: dict[str, ClassMeans] = {}
+
+    def plot(self):
+        """A matplotlib figure over the layers: NC1 (and dilation), relative spread, NC2 to NC4, rank of the means."""
+        from .pictures import over_layers  # matplotlib is imported by who wants a picture
+
+        return over_layers(self)
+
+    def to_frame(self):
+        """The rows as a `pandas.DataFrame`."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self))
+
+    def save(self, path: str | Path) -> None:
+        """Write the rows to a file `.csv`, or with all but the class means to a file `.json`; ValueError for others.
+
+        What is no finite number becomes the words nan, inf or -inf, which every reader of JSON takes.
+        """
+        path = Path(path)
+        if _kind(path) == ".csv":
+            with path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, [name for name in COLUMNS if any(name in row for row in self)])
+                writer.writeheader()
+                writer.writerows(self)
+            return
+        rows = [{name: _written(value) for name, value in row.items()} for row in self]
+        content = {"K": self.K, "head": self.head, "centre": self.centre, "notes": self.notes, "rows": rows}
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Measures:
+        """What :meth:`save` wrote, without `statistics`; ValueError for a file of another kind."""
+        path = Path(path)
+        if _kind(path) == ".csv":
+            with path.open(encoding="utf-8", newline="") as file:
+                return cls({name: _read(name, value) for name, value in row.items()} for row in csv.DictReader(file))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = ({name: _read(name, value) for name, value in row.items()} for row in content["rows"])
+        found = cls(rows, content["K"], content["head"], content["centre"])
+        found.notes = content["notes"]
+        return found
+
+    def _cells(self) -> list[list[str]]:
+        columns = [name for name in COLUMNS if any(row.get(name) is not None for row in self)]
+        return [[name, *(_cell(row.get(name)) for row in self)] for name in columns] or [["layer"]]
+
+
+class Comparison(_Table):
+    """Two :class:`Measures` side by side, over the layers that both have; errors as :func:`compare`, which makes it."""
+
+    def __init__(self, a: Measures, b: Measures, names: Sequence[str]):
+        known = {row["layer"]: row for row in b}
+        self.pairs = [(row, known[row["layer"]]) for row in a if row["layer"] in known]
+        self.names = tuple(names)
+        self.notes = [note for note in a.notes if note in b.notes]
+        for name, found in zip(names, (a, b), strict=True):
+            self.notes += [f"{name}: {note}" for note in found.notes if note not in self.notes]
+        if not self.pairs:
+            raise ValueError("the two have no layer in common")
+
+    def plot(self):
+        """A matplotlib figure: a panel for each of four measures over the layers, a line for each of the two."""
+        from .pictures import side_by_side
+
+        return side_by_side(self)
+
+    def _cells(self) -> list[list[str]]:
+        heads = [f"{row['layer']}: {name}" for row, _ in self.pairs for name in self.names]
+        rows = [row for pair in self.pairs for row in pair]
+        columns = [name for name in COLUMNS[1:] if any(row.get(name) is not None for row in rows)]
+        return [["", *heads], *([name, *(_cell(row.get(name)) for row in rows)] for name in columns)]
+
+
+def compare(a: Measures, b: Measures, names: Sequence[str] = ("before", "after")) -> Comparison:
+    """Two measurements side by side, as a table that prints and a picture: of two times, two models or two data sets.
+
+    Layers are matched by name; ValueError where none is common.
+
+    >>> a = Measures([{"layer": "fc", "d": 4, "nc1": 0.5}])
+    >>> b = Measures([{"layer": "fc", "d": 4, "nc1": 0.25}])
+    >>> print(compare(a, b))
+         fc: before  fc: after
+    d             4          4
+    nc1         0.5       0.25
+    """
+    return Comparison(a, b, names)
+
+
+def _kind(path: Path) -> str:
+    if path.suffix not in (".json", ".csv"):
+        raise ValueError(f"{path.name}: a file .json or .csv is needed")
+    return path.suffix
+
+
+def _written(value):
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _read(name: str, value):
+    """A value as it was before it was written."""
+    if name == "layer" or value is None or not isinstance(value, str):
+        return value
+    if not value:
+        return None
+    return int(value) if name in ("d", "samples", "numerical_rank", "epoch") else float(value)
+
+
+def _cell(value) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,87 @@
+r"""Measures of collapse while the `Trainer` of `transformers` trains a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from math import ceil
+
+import torch
+from transformers import TrainerCallback
+
+from .tracker import Tracker
+
+_ROWS = "collapse of representations"  # where the state of a trainer keeps the rows
+
+
+class CollapseCallback(TrainerCallback):
+    """Measures a model before training and after each epoch of it, and logs the numbers::
+
+        trainer = Trainer(model, arguments, train_dataset=data)
+        callback = CollapseCallback(layers=["bert.encoder.layer.5", "penultimate"], log=trainer.log)
+        trainer.add_callback(callback)
+        trainer.train()
+        callback.tracker.plot()
+
+    An epoch is the number of epochs that the model has been trained for, 0 before training; one that training does not
+    finish counts in full. The numbers have names like `nc1/penultimate`. A checkpoint keeps the rows, in the state of
+    the trainer, and training that is resumed goes on with them; so a trainer takes one such callback. Training itself
+    is the same to the last bit.
+
+    Parameters
+    ----------
+    loader
+        As in :func:`~lib.metrics.measure`; by default the training loader of the trainer.
+    layers, every
+        As in :class:`~lib.metrics.Tracker`.
+    log
+        What is called with the numbers: `trainer.log` writes them to `trainer.state.log_history` and sends them to the
+        reporters, to which a callback has no way of its own. Without it only the log history gets them.
+    options
+        Everything else that :func:`~lib.metrics.measure` takes. Where the trainer has several processes `group` is all
+        of them unless given: each reads its share of the samples, some twice where the shares are made equal.
+
+    Attributes
+    ----------
+    tracker
+        The :class:`~lib.metrics.Tracker` of the training that was last begun, None before the first.
+
+    Raises
+    ------
+    ValueError
+        When training begins, as :class:`~lib.metrics.Tracker`; at each measurement, as :func:`~lib.metrics.measure`.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable | Callable[[], Iterable] | None = None,
+        layers: str | Iterable[str] | None = None,
+        *,
+        every: int | Collection[int] = 1,
+        log: Callable[[dict], None] | None = None,
+        **options,
+    ):
+        self.loader, self.layers, self.every, self.log, self.options = loader, layers, every, log, options
+        self.tracker: Tracker | None = None
+
+    def on_train_begin(self, args, state, control, model=None, train_dataloader=None, **kwargs):
+        """Measure the model before training, unless a checkpoint brought the rows of this epoch."""
+        epoch = int(state.epoch)
+        group = {"group": torch.distributed.group.WORLD} if args.world_size > 1 else {}
+        # what accelerate has wrapped counts how often it is read
+        loader = getattr(train_dataloader, "base_dataloader", train_dataloader) if self.loader is None else self.loader
+        self.tracker = Tracker(model, loader, self.layers, every=self.every, **group | self.options)
+        self.tracker.rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
+        state.stateful_callbacks[_ROWS] = self.tracker.rows  # every checkpoint saves them
+        if all(row["epoch"] < epoch for row in self.tracker.rows):
+            self._measure(state, epoch)
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """Measure the model after an epoch."""
+        self._measure(state, ceil(state.epoch))
+
+    def _measure(self, state, epoch: int):
+        numbers = {name.replace(" ", "/", 1): value for name, value in self.tracker(epoch).items()}
+        if numbers and self.log is not None:
+            self.log(numbers)
+        elif numbers:
+            state.log_history.append(numbers | {"epoch": state.epoch, "step": state.global_step})

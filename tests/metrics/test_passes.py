@@ -1,0 +1,348 @@
+"""Loaders, heads and labels as people have them: what `measure` takes, and what it refuses in one sentence."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+
+from lib import metrics
+from lib.metrics import Tracker, measure, passes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def samples(seed=0, n=60, K=3, d=6):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % K
+    return torch.randn(n, d, generator=generator) + 2 * torch.eye(K, d)[y], y
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def numbers(row):
+    return {column: value for column, value in row.items() if column != "layer" and value is not None}
+
+
+# Loaders --------------------------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(*samples(), strict=True)
+
+
+def loader(kind):
+    workers = {"num_workers": 1, "persistent_workers": True}
+    if kind == "stream":
+        return DataLoader(Stream(), batch_size=6, **workers)
+    data = TensorDataset(*samples())
+    if kind == "batches":  # the generator lies deeper than in the loader
+        random = RandomSampler(data, generator=torch.Generator().manual_seed(3))
+        return DataLoader(data, batch_sampler=BatchSampler(random, 6, False), **workers)
+    return DataLoader(data, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(3), **workers)
+
+
+def trained(kind, tracked):
+    model, batches, steps = network(), loader(kind), 0
+    tracker = Tracker(model, batches)
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(2)
+    for epoch in range(2):
+        for x, y in batches:
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+            steps += 1
+            if tracked and steps in (4, 17):
+                tracker(steps)
+        if tracked:
+            tracker(100 + epoch)
+    assert len(tracker.rows) == (4 if tracked else 0)
+    return steps, model.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "batches", "stream"])
+def test_measuring_in_the_middle_of_an_epoch_leaves_a_loop_with_persistent_workers_as_it_was(kind):
+    (steps, weights), (tracked_steps, tracked) = trained(kind, False), trained(kind, True)
+    assert steps == tracked_steps == 20
+    assert all(torch.equal(weights[name], tracked[name]) for name in weights)
+
+
+def test_everything_comes_from_one_pass_unless_features_are_too_many(monkeypatch):
+    """So that a loader which augments shows one set of samples."""
+    passed = []
+
+    class Augmented(Dataset):
+        def __len__(self):
+            return 60
+
+        def __getitem__(self, i):
+            passed.append(i)
+            return samples()[0][i] + torch.randn(6), samples()[1][i]
+
+    found = measure(network(), DataLoader(Augmented(), 20), nc4=True)
+    assert len(passed) == 60 and found[0]["nc4"] is not None
+    again = measure(network(), [samples()], nc4=True)[0]["nc4"]
+    monkeypatch.setattr("lib.metrics.network.KEPT", 100)
+    measure(network(), DataLoader(Augmented(), 20), nc4=True)
+    assert len(passed) == 60 + 120
+    assert measure(network(), [samples()], nc4=True)[0]["nc4"] == again
+    with pytest.raises(ValueError, match="nc4 of so many features needs a second pass"):
+        measure(network(), iter([samples()]), nc4=True)
+
+
+# The head -------------------------------------------------------------------------------------------------------------
+
+
+class HeadFirst(nn.Module):
+    """Declares its head before its backbone, and linear layers that are no head."""
+
+    def __init__(self, wrap=lambda scores: scores):
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+        self.backbone = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.auxiliary = nn.Linear(8, 3)
+        self.wrap = wrap
+
+    def forward(self, x):
+        h = self.backbone(x)
+        scores = self.head(input=h)
+        self.auxiliary(h)
+        return self.wrap(scores)
+
+
+@pytest.mark.parametrize("K", [None, 3])
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: (s, None), lambda s: {"loss": None, "logits": s}])
+def test_the_head_is_the_module_whose_output_is_the_models(wrap, K):
+    torch.manual_seed(0)
+    model, (x, y) = HeadFirst(wrap), samples()
+    found = measure(model, [(x, y)], K=K, centre="samples")
+    H = model.backbone(x).detach()
+    assert found.head == "head" and "the head is 'head'" in str(found)
+    assert found[0]["d"] == 8 and found[0]["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=1e-4)
+    assert found[0]["nc3"] == pytest.approx(
+        metrics.nc3(model.head.weight, metrics.class_means(H, y)[0]).item(), rel=1e-4
+    )
+    assert measure(model, [(x, y)], head=model.head)[0] == measure(model, [(x, y)], head="head")[0]
+
+
+def test_a_model_whose_output_is_no_modules_needs_the_name():
+    with pytest.raises(ValueError, match="that of no linear layer: name the head"):
+        measure(HeadFirst(lambda scores: scores.softmax(1)), [samples()])
+    assert measure(HeadFirst(lambda scores: scores.softmax(1)), [samples()], head="head").head == "head"
+
+
+@pytest.mark.parametrize("pool_first", [False, True])
+def test_a_convolution_over_single_positions_is_a_head(pool_first):
+    torch.manual_seed(0)
+    pool, head = nn.AdaptiveAvgPool2d(1), nn.Conv2d(5, 3, 1)
+    last = [pool, head, nn.Flatten()] if pool_first else [head, pool, nn.Flatten()]
+    model = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), *last)
+    x, y = torch.randn(30, 1, 6, 6), torch.arange(30) % 3
+    (row,) = found = measure(model, [(x, y)], nc4=True, centre="samples")
+    H = model[:2](x).mean((2, 3)).detach()
+    means = metrics.class_means(H, y)[0]
+    W, b = head.weight.detach().flatten(1), head.bias.detach()
+    assert found.head == ("3" if pool_first else "2") and row["d"] == 5
+    assert row["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=1e-3)
+    assert row["nc3"] == pytest.approx(metrics.nc3(W, means).item(), rel=1e-4)
+    assert row["nc4"] == pytest.approx(metrics.nc4(H, W, b, means).item(), abs=0.04)
+
+
+class LastToken(nn.Module):
+    """A classifier of sequences: scores of every token, of which that of the last token that is no padding counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.score = nn.Linear(6, 8), nn.Linear(8, 3, bias=False)
+
+    def forward(self, tokens, attention_mask):
+        scores = self.score(self.embed(tokens).cumsum(1))
+        last = attention_mask.shape[1] - 1 - attention_mask.flip(1).argmax(1)
+        return {"logits": scores[torch.arange(len(tokens)), last]}
+
+
+def test_of_a_sequence_classifier_the_token_that_it_takes_is_the_sample():
+    torch.manual_seed(0)
+    model, y = LastToken(), torch.arange(60) % 3
+    tokens, lengths = torch.randn(60, 5, 6) + 2 * torch.eye(3, 6)[y][:, None], torch.randint(1, 6, (60,))
+    mask = (torch.arange(5) < lengths[:, None]).long()
+    batch = {"tokens": tokens, "attention_mask": mask, "labels": y}
+    H = model.embed(tokens).cumsum(1).detach()
+    pooled = H[torch.arange(60), lengths - 1]
+    embedded = model.embed(tokens).detach()
+    found = measure(model, [batch], ["penultimate", model.embed], centre="samples")
+    assert found.head == "score" and found[1]["layer"] == "embed"
+    assert found[0]["nc1"] == pytest.approx(metrics.nc1(pooled.double(), y).item(), rel=1e-3)
+    masked = (embedded * mask[..., None]).sum(1) / lengths[:, None]
+    assert found[1]["nc1"] == pytest.approx(metrics.nc1(masked.double(), y).item(), rel=1e-3)
+
+    def shown(h, inputs):
+        return (h * inputs["attention_mask"][..., None]).sum(1) / inputs["attention_mask"].sum(1, keepdim=True)
+
+    assert measure(model, [batch], "embed", reduce=shown)[0]["nc1"] == pytest.approx(
+        measure(model, [batch], "embed")[0]["nc1"], rel=1e-4
+    )
+    with pytest.raises(AssertionError):  # padding counts where no mask is given
+        plain = measure(model, [batch], "embed", reduce=lambda h: h.mean(1))
+        assert plain[0]["nc1"] == pytest.approx(found[1]["nc1"], rel=1e-3)
+
+
+# Labels ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form", [lambda y: y.tolist(), lambda y: y.numpy(), lambda y: y.int(), lambda y: y.numpy().astype(np.uint8)]
+)
+def test_labels_may_be_lists_and_arrays(form):
+    x, y = samples()
+    assert measure(network(), [(x, form(y))])[0] == measure(network(), [(x, y)])[0]
+
+
+@pytest.mark.parametrize("key", ["labels", "label", "label_ids", "target", "targets", "y", "klass"])
+def test_labels_may_have_several_keys_in_a_batch(key):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = network()
+
+        def forward(self, x):
+            return self.body(x)
+
+    x, y = samples()
+    given = {"label_key": "klass"} if key == "klass" else {}
+    assert measure(Named(), [{"x": x, key: y}], **given)[0] == measure(Named(), [(x, y)])[0]
+    with pytest.raises(ValueError, match="entries x, kind; say which are the labels: label_key"):
+        measure(Named(), [{"x": x, "kind": y}])
+
+
+def test_samples_with_the_label_that_losses_ignore_are_left_out():
+    x, y = samples()
+    ignored = torch.where((torch.arange(60) % 5 == 0) | (torch.arange(60) < 7), -100, y)  # the first batch is empty
+    batches = list(zip(x.split(7), ignored.split(7), strict=True))
+    found = measure(network(), batches, nc4=True)[0]
+    expected = measure(network(), [(x[ignored >= 0], y[ignored >= 0])], nc4=True)[0]
+    assert found["samples"] == 43 and numbers(found) == pytest.approx(numbers(expected), rel=1e-5)
+
+
+def test_a_class_that_does_not_occur_is_named_or_skipped():
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1000)), samples()
+    y = torch.tensor([3, 5, 998])[y]
+    message = r"class 0 has no sample: the head '2' has 1000 rows, K is 1000, and labels seen are 3, 5, 998; give K, or"
+    with pytest.raises(ValueError, match=message):
+        measure(model, [(x, y)])
+    found = measure(model, [(x, y)], missing="skip", nc4=True, test_loader=[(x, y)])
+    small = nn.Sequential(model[0], model[1], nn.Linear(8, 3))
+    small[2].weight.data, small[2].bias.data = (part.data[[3, 5, 998]] for part in (model[2].weight, model[2].bias))
+    expected = numbers(measure(small, [samples()], nc4=True, test_loader=[samples()])[0])
+    expected.pop("nc1_chance")  # other draws
+    assert found.K == 3 and "3 classes of 20 samples" in str(found)
+    assert {name: found[0][name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "labels, named",
+    [
+        (["cat"] * 60, r"labels are words: give their numbers 0..K-1, as \[names.index"),
+        (torch.eye(3)[samples()[1]], "torch.float32; labels are integers"),
+        (torch.zeros(60, 2).long(), r"shape \(60, 2\); one label for each of 60 samples"),
+        (samples()[1] + 1, "class 0 has no sample|labels 1 to 3; they are 0..2"),
+    ],
+)
+def test_labels_that_are_none_are_refused(labels, named):
+    with pytest.raises(ValueError, match=named):
+        measure(network(), [(samples()[0], labels)])
+
+
+def test_layers_may_be_modules():
+    model = network()
+    assert measure(model, [samples()], [model[0], model[1]]) == measure(model, [samples()], ["0", "1"])
+    with pytest.raises(ValueError, match="no layer 'the given Linear'"):
+        measure(model, [samples()], nn.Linear(2, 2))
+
+
+# Outside samples, centres, trackers that travel -----------------------------------------------------------------------
+
+
+def test_nc5_is_the_cosine_of_the_class_means_to_the_mean_of_outside_samples():
+    model, (x, y) = network(), samples()
+    outside = torch.randn(50, 6)
+    (row,) = measure(model, [(x, y)], outside_loader=[(part, torch.full((10,), -100)) for part in outside.split(10)])
+    H, out = model[:2](x).detach().double(), model[:2](outside).detach().double().mean(0)
+    means = metrics.class_means(H, y)[0]
+    expected = np.mean([abs(mean @ out) / mean.norm() / out.norm() for mean in means])
+    assert row["nc5"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_class_means_are_centred_where_one_says():
+    """Collapsed features, a simplex, with one large class: a simplex about the mean of the means only."""
+    corners = torch.eye(4) - 1 / 4
+    y = torch.arange(4).repeat_interleave(torch.tensor([60, 6, 6, 6]))
+    loader, model = [(corners[y], y)], nn.Linear(4, 4)
+    classes, by_samples = measure(model, loader), measure(model, loader, centre="samples")
+    assert classes[0]["nc2_etf"] < 1e-6 < 0.5 < by_samples[0]["nc2_etf"]
+    assert "mean of the class means" in str(classes) and "mean of all samples" in str(by_samples)
+    assert "unequal classes" in str(classes) and "unequal" not in str(measure(model, [(corners, torch.arange(4))]))
+    with pytest.raises(ValueError, match="centre = 'class': one of 'classes', 'samples'"):
+        measure(model, loader, centre="class")
+
+
+def test_a_tracker_is_pickled_without_its_model_and_looks_for_the_head_once(monkeypatch):
+    looked = []
+    head = passes.Reader.head
+    monkeypatch.setattr(passes.Reader, "head", lambda self, batch: looked.append(1) or head(self, batch))
+    tracker = Tracker(network(), [samples()], every=2)
+    for epoch in range(5):
+        tracker(epoch)
+    assert looked == [1]
+    again = pickle.loads(pickle.dumps(tracker))
+    assert again.rows == tracker.rows and again.curve("nc1") == tracker.curve("nc1")
+    assert again.model is None and again.loader is None and again.plot() is not None
+    with pytest.raises(ValueError, match="pickled, without its model"):
+        again(6)
+
+
+# Several processes ----------------------------------------------------------------------------------------------------
+
+PROCESS = """
+import sys, torch
+from torch import distributed, nn
+from lib.metrics import measure
+rank, place = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+x, y = torch.load(f"{place}/samples")
+own = slice(0, 11) if rank == 0 else slice(11, 60)  # the first has no sample of one class
+found = measure(model, [(x[own], y[own])], ["0", "penultimate"], nc4=True, test_loader=[(x[own] + 1, y[own])],
+                outside_loader=[(-x[own], y[own])], group=distributed.group.WORLD)
+torch.save([dict(row) for row in found], f"{place}/found{rank}")
+"""
+
+
+def test_two_processes_measure_what_one_does(tmp_path):
+    x, y = samples()
+    y[:11] = y[:11].clamp(max=1)
+    torch.save((x, y), tmp_path / "samples")
+    command = [sys.executable, "-c", PROCESS]
+    started = [subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    expected = measure(
+        network(), [(x, y)], ["0", "penultimate"], nc4=True, test_loader=[(x + 1, y)], outside_loader=[(-x, y)]
+    )
+    for rank in range(2):
+        for row, alone in zip(torch.load(tmp_path / f"found{rank}"), expected, strict=True):
+            assert row["layer"] == alone["layer"] and row.pop("nc1_chance") > 1
+            assert numbers(row) == pytest.approx(
+                {k: v for k, v in numbers(alone).items() if k != "nc1_chance"}, rel=1e-6
+            )
