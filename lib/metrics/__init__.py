@@ -10,7 +10,7 @@ A network's features do not fit in memory at once: :class:`ClassStatistics` take
 again and again while the model trains.
 
 Installed, the package is called `collapsemetrics`; inside the book it is `lib.metrics`. PyTorch and NumPy are all that
-it imports. Pictures import matplotlib when they are drawn, :func:`structure` networkx when it is called.
+it imports; pictures import matplotlib when they are drawn.
 """
 
 from .formulas import (  # noqa: I001
@@ -20,13 +20,12 @@ from .formulas import (  # noqa: I001
 from .network import measure
 from .passes import PENULTIMATE
 from .streaming import ClassStatistics
-from .structure import structure
 from .table import COLUMNS, ClassMeans, Comparison, Measures, compare
 from .tracker import Tracker
 
 __all__ = [
     "class_means", "relative_spread", "directional_spread", "equiangularity", "principal_singular_values", "nc1",
     "trace_ratio", "cdnv", "nc2_etf", "nc2_of", "uniformity", "nc3", "duality", "nc4", "nc5", "dilation",
-    "memorization", "numerical_rank", "condition_number", "structure", "ClassStatistics", "ClassMeans", "Measures",
+    "memorization", "numerical_rank", "condition_number", "ClassStatistics", "ClassMeans", "Measures",
     "Comparison", "compare", "measure", "Tracker", "COLUMNS", "PENULTIMATE",
 ]  # fmt: skip

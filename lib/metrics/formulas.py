@@ -56,10 +56,9 @@ def relative_spread(H: Tensor, y: Tensor) -> float | Tensor:
     >>> relative_spread(torch.tensor([[1.0], [1.0], [2.0]]), y)
     0.0
     """
-    H, y, counts = _checked(H, y)
-    means, deviations = _deviations(H, y, counts)
-    size = (means.square().sum(-1) * counts.to(H)).sum(-1)
-    return _result((deviations.square().sum((-2, -1)) / size).sqrt())
+    means, counts, scatters = _scatters(H, y)
+    size = (means.square().sum(-1) * counts.to(means)).sum(-1)
+    return _result((scatters.sum(-1) / size).sqrt())
 
 
 def directional_spread(H: Tensor, y: Tensor) -> float | Tensor:
@@ -205,11 +204,9 @@ def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     >>> round(trace_ratio(H, y, debiased=True).item(), 4)  # 2 within, 3.5 between
     0.5714
     """
-    H, y, counts = _checked(H, y)
+    means, counts, scatters = _scatters(H, y)
     checks.integers(2, K=len(counts))
-    means, deviations = _deviations(H, y, counts)
-    scatter = class_sums(deviations.square().sum(-1, keepdim=True), y, len(counts))[..., 0]
-    return ratio_of_traces(means, counts, scatter, debiased=debiased)
+    return ratio_of_traces(means, counts, scatters, debiased=debiased)
 
 
 def cdnv(H: Tensor, y: Tensor) -> Tensor:
@@ -225,11 +222,9 @@ def cdnv(H: Tensor, y: Tensor) -> Tensor:
     >>> cdnv(H, y).item()  # variances of 1, a distance of 4
     0.0625
     """
-    H, y, counts = _checked(H, y)
+    means, counts, scatters = _scatters(H, y)
     checks.integers(2, K=len(counts))
-    means, deviations = _deviations(H, y, counts)
-    scatter = class_sums(deviations.square().sum(-1, keepdim=True), y, len(counts))[..., 0]
-    return over_distances(means, scatter / counts)
+    return over_distances(means, scatters / counts)
 
 
 def nc2_etf(means: Tensor) -> Tensor:
@@ -485,6 +480,13 @@ def _deviations(H: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     deviations = H - means[..., y, :]
     correction = class_sums(deviations, y, len(counts)) * weights
     return means + correction, deviations - correction[..., y, :]
+
+
+def _scatters(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Class means, samples of each class, and the sums of their squared distances from the mean `(..., K)`."""
+    H, y, counts = _checked(H, y)
+    means, deviations = _deviations(H, y, counts)
+    return means, counts, class_sums(deviations.square().sum(-1, keepdim=True), y, len(counts))[..., 0]
 
 
 def centre_of(means: Tensor, counts: Tensor, centre: str = "samples") -> Tensor:

@@ -2,7 +2,7 @@ r"""Measures of collapse while a Lightning `Trainer` fits a network. Needs `ligh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -11,6 +11,7 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
+from .passes import Layer, Loader
 from .tracker import Tracker
 
 
@@ -53,13 +54,9 @@ class CollapseCallback(Callback):
     """
 
     def __init__(
-        self,
-        loader: Iterable | Callable[[], Iterable] | None = None,
-        layers: str | Iterable[str] | None = None,
-        *,
-        every: int | Collection[int] = 1,
-        **options,
-    ):
+        self, loader: Loader | None = None, layers: Layer | Iterable[Layer] | None = None, *,
+        every: int | Collection[int] = 1, **options,
+    ):  # fmt: skip
         self.loader, self.layers, self.every, self.options = loader, layers, every, options
         self.tracker: Tracker | None = None
         self._rows: list[dict] = []
@@ -93,7 +90,7 @@ class CollapseCallback(Callback):
 
     def _measured(self, trainer, epoch: int) -> dict[str, float]:
         self.tracker.loader = self._batches(trainer)  # the trainer may have made a new one
-        return {name.replace(" ", "/", 1): value for name, value in self.tracker(epoch).items()}
+        return self.tracker(epoch)
 
     def _batches(self, trainer):
         return trainer.train_dataloader if self.loader is None else self.loader

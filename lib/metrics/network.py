@@ -2,7 +2,6 @@ r"""Every measure of collapse of the layers of a PyTorch model: :func:`measure`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
@@ -12,7 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from . import _checks as checks
 from . import formulas
-from .passes import PENULTIMATE, Head, Reader, as_head, own, peeked, randomness_kept
+from .passes import PENULTIMATE, Head, Layer, Loader, Reader, as_head, own, peeked, randomness_kept
 from .streaming import ClassStatistics
 from .table import COLUMNS, ClassMeans, Measures
 
@@ -24,16 +23,16 @@ TOLERATED = 0.1  # share of NC1 that the scatter of the means may take away befo
 
 def measure(
     model: nn.Module,
-    loader: Iterable | Callable[[], Iterable],
-    layers: str | nn.Module | Iterable[str | nn.Module] | None = None,
+    loader: Loader,
+    layers: Layer | Iterable[Layer] | None = None,
     device: torch.device | str | None = None,
     *,
-    head: str | nn.Module | None = None,
+    head: Layer | None = None,
     K: int | None = None,
     nc4: bool = False,
     reduce: str | Callable[..., Tensor] = "mean",
-    test_loader: Iterable | Callable[[], Iterable] | None = None,
-    outside_loader: Iterable | Callable[[], Iterable] | None = None,
+    test_loader: Loader | None = None,
+    outside_loader: Loader | None = None,
     centre: str = "classes",
     missing: str = "refuse",
     label_key: str | None = None,
@@ -127,11 +126,10 @@ def measure(
     """
     checks.one_of(("classes", "samples"), centre=centre)
     checks.one_of(("refuse", "skip"), missing=missing)
-    if device is None:
-        device = next((parameter.device for parameter in model.parameters()), "cpu")
-    device, modules = torch.device(device), dict(model.named_modules())
+    modules = dict(model.named_modules())
+    device = torch.device(next((p.device for p in model.parameters()), "cpu") if device is None else device)
     layers = [layers] if isinstance(layers, str | nn.Module) else layers or [PENULTIMATE]
-    layers = list(dict.fromkeys(name if name == PENULTIMATE else _name(modules, name) for name in layers))
+    layers = list(dict.fromkeys(_name({**modules, PENULTIMATE: None}, name) for name in layers))
     if nc4 and PENULTIMATE not in layers:
         raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {layers}")
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
@@ -140,8 +138,7 @@ def measure(
     with randomness_kept(device, loader, test_loader, outside_loader):
         first, batches = peeked(loader)
         if head is not None:
-            name = _name(modules, head)
-            classifier = as_head(name, modules[name])
+            classifier = as_head(name := _name(modules, head), modules[name])
         else:
             classifier = reader.head(first) if K is None or PENULTIMATE in layers else None
         del first
@@ -163,29 +160,25 @@ def measure(
             return classes, {name: part if len(classes) == K else part.without_empty() for name, part in found.items()}
 
         classes, collected = statistics(batches, keep=kept)
-        rows = {
-            name: {"layer": name, "d": part.d, "samples": part.samples, **part.measures(centre)}
-            | dict.fromkeys(("nc3", "duality", "nc4"))
-            for name, part in collected.items()
-        }
+        found, rows = Measures(K=len(classes), head=classifier and classifier.name, centre=centre), {}
+        for name, part in collected.items():
+            rows[name] = {"layer": name, "d": part.d, "samples": part.samples, **part.measures(centre)}
+            rows[name] |= dict.fromkeys(("nc3", "duality", "nc4"))
+            found.statistics[name] = ClassMeans(part.means, part.counts, part.variances)
         if PENULTIMATE in layers and len(classifier.weight) == K:
             part = collected[PENULTIMATE]
             W, b = (p if p is None else p[classes.to(p.device)].to(part.means) for p in classifier[2:])
             if W.shape == part.means.shape:
                 rows[PENULTIMATE]["nc3"] = formulas.nc3(W, part.means).item()
                 rows[PENULTIMATE]["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
-                if nc4 and kept.all is None:
-                    kept.all = _again(reader, loader, classifier)
                 if nc4:
-                    rows[PENULTIMATE]["nc4"] = _disagreement(kept.all, W, b, part.means, group)
-        found = Measures(K=len(classes), head=classifier and classifier.name, centre=centre)
+                    features = _again(reader, loader, classifier) if kept.all is None else kept.all
+                    rows[PENULTIMATE]["nc4"] = _disagreement(features, W, b, part.means, group)
+                    del features
         found.notes = _notes(collected, rows, classifier, centre)
         if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
             found.notes.append("the share of this process only; group=torch.distributed.group.WORLD measures all")
-        found.statistics = {
-            name: ClassMeans(part.means, part.counts, part.variances) for name, part in collected.items()
-        }
-        del collected, kept  # before those of other samples are made
+        del collected, kept, part  # before those of other samples are made
         try:
             if test_loader is not None:
                 for name, part in statistics(peeked(test_loader)[1])[1].items():
@@ -254,9 +247,7 @@ def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: H
     notes = [f"{K} classes of {least if least == most else f'{least} to {most}'} samples"]
     if PENULTIMATE in rows:
         notes[0] += f"; the head is {head.name!r}"
-    notes[0] += (
-        "; centred at the mean of the class means" if centre == "classes" else "; centred at the mean of all samples"
-    )
+    notes[0] += f"; centred at the mean of {'the class means' if centre == 'classes' else 'all samples'}"
     if most > 2 * least:
         notes.append("unequal classes: NC1 and NC2 depend on the centre, and large classes decide the spreads")
     # with noise of one variance in all directions NC1 is about its true value times 1 - lost, see the book
@@ -290,13 +281,10 @@ def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means
     return (counted[0] / counted[1]).item()
 
 
-def _name(modules: dict[str, nn.Module], given: str | nn.Module) -> str:
+def _name(modules: dict[str, nn.Module | None], given: Layer) -> str:
     """The name of a submodule; ValueError if there is none."""
     if isinstance(given, nn.Module):
-        given = next((name for name, module in modules.items() if module is given), f"the given {type(given).__name__}")
+        given = next((name for name, module in modules.items() if module is given), f"unknown {type(given).__name__}")
     if given not in modules:
-        names = [known for known in modules if known]
-        near = difflib.get_close_matches(given, names, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(f"the model has no layer {given!r}{hint}; it has {', '.join(names)}, and {PENULTIMATE}")
+        checks.one_of(filter(None, modules), module=given)
     return given

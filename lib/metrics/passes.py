@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 
 from . import _checks as checks
 
+Loader = Iterable | Callable[[], Iterable]
+Layer = str | nn.Module
 #: What :func:`measure` calls the input of the head.
 PENULTIMATE = "penultimate"
 LABELS = ("labels", "label", "label_ids", "targets", "target", "y")  # keys of a batch under which labels are known
@@ -64,10 +66,7 @@ class Reader:
         self.model, self.device, self.reduce, self.label_key = model, device, reduce, label_key
         if callable(reduce):
             given = inspect.signature(reduce).parameters.values()
-            needed = [
-                p for p in given if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ]
-            self.sees_batch = len(needed) > 1
+            self.sees_batch = sum(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in given) > 1
         else:
             checks.one_of(("mean", "flatten"), reduce=reduce)
 
@@ -161,16 +160,12 @@ class Reader:
         if isinstance(x, Mapping):
             x = {name: _moved(value, self.device) for name, value in x.items()}
             return x, self.model(**x)
-        if isinstance(x, tuple | list) and not hasattr(x, "to"):  # a packed sequence is a tuple too
-            x = tuple(_moved(value, self.device) for value in x)
-            return x, self.model(*x)
-        x = _moved(x, self.device)
-        return x, self.model(x)
+        several = isinstance(x, tuple | list) and not hasattr(x, "to")  # a packed sequence is a tuple too
+        x = tuple(_moved(value, self.device) for value in x) if several else _moved(x, self.device)
+        return x, self.model(*x) if several else self.model(x)
 
     def _rows(self, name: str, output, x) -> Tensor:
         """Features `(n_samples, d)` made of what a module gave."""
-        if isinstance(output, tuple | list) and output:
-            output = output[0]
         if not isinstance(output, Tensor) or output.ndim < 2:
             raise ValueError(f"the layer {name!r} gives {_kind(output)}; a tensor (n_samples, ...) needed")
         if callable(self.reduce):
@@ -236,8 +231,7 @@ def randomness_kept(device: torch.device, *loaders):
     for place in places:  # which grows
         inner = (getattr(place, name, None) for name in ("sampler", "batch_sampler", "base_dataloader"))
         places += [part for part in inner if part is not None]
-    found = (getattr(place, "generator", None) for place in places)
-    generators = [generator for generator in found if isinstance(generator, torch.Generator)]
+    generators = [g for place in places if isinstance(g := getattr(place, "generator", None), torch.Generator)]
     states = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -295,8 +289,6 @@ def _copied(output):
 
 
 def _moved(value, device: torch.device):
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
     return value.to(device) if hasattr(value, "to") else value
 
 

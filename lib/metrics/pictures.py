@@ -31,6 +31,13 @@ TITLES = {
     "numerical_rank": "rank of the means",
     "condition_number": "condition number",
 }
+#: What is drawn over the layers, by the title of the panel.
+PANELS = {
+    "NC1": ("nc1", "dilation", "nc1_chance"),
+    "spread of the classes": ("trace_ratio", "relative_spread", "cdnv"),
+    "NC2 to NC4": ("nc2_etf", "nc2_of", "nc3", "nc4"),
+    "rank of the means": ("numerical_rank",),
+}
 #: Drawn on a logarithmic axis.
 LOGARITHMIC = ("nc1", "nc1_chance", "dilation", "trace_ratio", "trace_ratio_debiased", "cdnv", "condition_number")
 #: Drawn unless others are asked for.
@@ -51,58 +58,36 @@ def over_layers(measures) -> Figure:
     """
     if not measures:
         raise ValueError("there is no row to draw")
-    places = range(len(measures))
-    fig, (nc1, spread, geometry, rank) = _panels(4, (3.0, 2.7))
-
-    def line(ax, column, label, color, marker, **look):
-        values = [row.get(column) for row in measures]
-        there = [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
-        if there:
-            ax.plot(*zip(*there, strict=True), label=label, color=color, marker=marker, **look)
-
-    line(nc1, "nc1_chance", "random labels", _GREY, None, linestyle="--")
-    line(nc1, "nc1", "NC1", _BLUE, "o")
-    line(nc1, "dilation", "dilation", _VERMILLION, "s")
-    nc1.set(title="NC1")
-    line(spread, "trace_ratio", "ratio of traces", _BLUE, "o")
-    line(spread, "cdnv", "CDNV", _GREEN, "^")
-    line(spread, "relative_spread", "relative spread", _ORANGE, "D")
-    spread.set(title="spread of the classes")
-    for ax in (nc1, spread):
-        _logarithmic(ax, [value for drawn in ax.get_lines() for value in drawn.get_ydata()], room=0.6)
-        ax.legend(fontsize=10, loc="upper right")
-    line(geometry, "nc2_etf", "NC2 simplex", _BLUE, "o")
-    line(geometry, "nc2_of", "NC2 orthogonal", _VERMILLION, "s")
-    line(geometry, "nc3", "NC3", _GREEN, "^", linestyle="none")
-    line(geometry, "nc4", "NC4", _PURPLE, "D", linestyle="none")
-    heights = [row[column] for row in measures for column in ("nc2_etf", "nc2_of", "nc3")]
-    highest = max((height for height in heights if height and isfinite(height)), default=1)
-    geometry.set(title="NC2 to NC4", ylim=(-0.04 * highest, 1.75 * highest))
+    fig, axes = _panels(4, (3.0, 2.7))
+    for ax, (title, columns) in zip(axes, PANELS.items(), strict=True):
+        for column, color, marker in zip(columns, (_BLUE, _VERMILLION, _GREEN, _PURPLE), _MARKERS, strict=False):
+            line = {"nc1_chance": "--", "nc3": "none", "nc4": "none"}.get(column, "-")
+            _line(ax, measures, column, TITLES[column], color=color, marker=marker, linestyle=line)
+        ax.set(title=title)
+        if columns[0] in LOGARITHMIC:
+            _logarithmic(ax, room=0.6)
+            ax.legend(fontsize=10, loc="upper right")
+    _, _, geometry, rank = axes
+    highest = max((height for height in _drawn(geometry) if isfinite(height)), default=1) or 1
+    geometry.set(ylim=(-0.04 * highest, 1.75 * highest))
     geometry.legend(fontsize=10, ncols=2, loc="upper center", columnspacing=0.8, handletextpad=0.4)
-    line(rank, "numerical_rank", "rank", _BLUE, "o")
     if measures.K:
         rank.axhline(measures.K - 1, color=_GREY, linestyle="--", linewidth=1.2)
-        rank.annotate("$K-1$", (places[0], measures.K - 1), (0, 6), textcoords="offset points", color=_GREY)
-    highest = max((measures.K or 1) - 1, *(row["numerical_rank"] for row in measures), 1)
-    rank.set(title="rank of the means", ylim=(0, 1.2 * highest))
+        rank.annotate("$K-1$", (0, measures.K - 1), (0, 6), textcoords="offset points", color=_GREY)
+    rank.set(ylim=(0, 1.2 * max(1, *_drawn(rank))))
     rank.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    _name_layers((nc1, spread, geometry, rank), [row["layer"] for row in measures])
+    _name_layers(axes, [row["layer"] for row in measures])
     return fig
 
 
 def side_by_side(comparison) -> Figure:
     """Four panels over the layers of a :class:`~lib.metrics.Comparison`, one line for each of the two."""
     fig, axes = _panels(4, (3.0, 2.7))
+    sides = list(zip(comparison.names, zip(*comparison.pairs, strict=True), (_GREY, _BLUE), _MARKERS, strict=False))
     for ax, column in zip(axes, ("nc1", "trace_ratio", "relative_spread", "nc2_etf"), strict=True):
-        for i, (name, color, marker) in enumerate(zip(comparison.names, (_GREY, _BLUE), _MARKERS, strict=False)):
-            values = [pair[i].get(column) for pair in comparison.pairs]
-            there = [(place, value) for place, value in enumerate(values) if value is not None]
-            if there:
-                ax.plot(*zip(*there, strict=True), color=color, marker=marker, label=name)
-        if column in LOGARITHMIC:
-            _logarithmic(ax, [value for line in ax.get_lines() for value in line.get_ydata()])
-        else:
-            ax.set_ylim(0, None)
+        for name, rows, color, marker in sides:
+            _line(ax, rows, column, name, color=color, marker=marker)
+        _logarithmic(ax) if column in LOGARITHMIC else ax.set_ylim(0, None)
         ax.set(title=TITLES[column])
     axes[0].legend(fontsize=10)
     _name_layers(axes, [row["layer"] for row, _ in comparison.pairs])
@@ -127,18 +112,15 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
         colors = mpl.colormaps["viridis"]([0.1 + 0.8 * i / (len(rows) - 1) for i in range(len(rows))])
     fig, axes = _panels(len(columns), (3.0, 2.6))
     for ax, column in zip(axes, columns, strict=True):
-        drawn = []
         for i, (layer, row) in enumerate(rows.items()):
-            if row.get(column) is None:
-                continue
-            epochs, values = tracker.curve(column, layer)
-            size = 3.5 + 4 * (1 - i / len(rows))  # so that of lines that coincide all are seen
-            ax.plot(epochs, values, color=colors[i], marker=_MARKERS[i % len(_MARKERS)], markersize=size, label=layer)
-            drawn += values
+            if row.get(column) is not None:
+                size = 3.5 + 4 * (1 - i / len(rows))  # so that of lines that coincide all are seen
+                look = {"color": colors[i], "marker": _MARKERS[i % len(_MARKERS)], "markersize": size}
+                ax.plot(*tracker.curve(column, layer), label=layer, **look)
         if column in LOGARITHMIC:
-            _logarithmic(ax, drawn)
+            _logarithmic(ax)
         elif column != "uniformity":  # which is negative
-            ax.set_ylim(0, 1.1 * max([value for value in drawn if isfinite(value)] + [1e-3]))
+            ax.set_ylim(0, 1.1 * max([value for value in _drawn(ax) if isfinite(value)] + [1e-3]))
         if column == "numerical_rank":
             ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(title=TITLES[column], xlabel="epoch")
@@ -146,6 +128,17 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
         handles, labels = max((ax.get_legend_handles_labels() for ax in axes), key=lambda found: len(found[1]))
         fig.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=10)
     return fig
+
+
+def _line(ax, rows, column: str, label: str, **look) -> None:
+    """A column over the places of the rows that have it."""
+    values = {place: row[column] for place, row in enumerate(rows) if row.get(column) is not None}
+    if values:
+        ax.plot(list(values), list(values.values()), label=label, **look)
+
+
+def _drawn(ax) -> list[float]:
+    return [value for line in ax.get_lines() for value in line.get_ydata()]
 
 
 def _panels(n: int, size: tuple[float, float]) -> tuple[Figure, list]:
@@ -170,12 +163,12 @@ def _name_layers(axes, names: list[str]) -> None:
         ax.set_xticks(shown, labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=10)
 
 
-def _logarithmic(ax, values, room: float = 0) -> None:
+def _logarithmic(ax, room: float = 0) -> None:
     """A logarithmic axis whose ticks are plain numbers; a linear one where nothing is positive.
 
     Above the values there is `room` for a legend, as a share of what they take.
     """
-    values = [value for value in values if value is not None and 0 < value < inf]
+    values = [value for value in _drawn(ax) if 0 < value < inf]
     if not values:
         return
     low, high = min(values), max(values)

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import _checks as checks
 from . import formulas
 
-ROWS = 512  # features that are multiplied at a time
+ROWS = 512  # features that are multiplied at a time, or a quarter of them where classes are more than that
 BLOCKS = 8  # of columns of the scatter matrix, of which only what is on and below the diagonal is computed
 NARROWEST = 128  # columns of a block
 #: Squares of float32 sum to something useful between these; elsewhere the slower product in float64 is worth it.
@@ -38,7 +38,7 @@ class ClassStatistics:
     new one, and single samples that are far from theirs are multiplied in float64. So a spread far below the distance
     from the origin is not lost, nor does the order of the batches matter beyond rounding. What float32 features do
     lose: variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until there are 512 of
-    them: a matrix product takes many as fast as few.
+    them (128 for more than 512 classes): a matrix product takes many as fast as few.
 
     Memory: half of `d*d` and 1.5 `K*d` numbers of float64, and the buffer.
 
@@ -73,6 +73,7 @@ class ClassStatistics:
     def __init__(self, K: int, d: int, device: torch.device | str | None = None, chance: bool = False):
         checks.integers(1, K=K, d=d)
         self.K, self.d, self.chance = K, d, chance
+        self._capacity = ROWS if K <= ROWS else ROWS // 4
         double = {"dtype": torch.float64, "device": device}
         self._counts = torch.zeros(K, dtype=torch.int64, device=device)
         self._centres = torch.zeros(K, d, device=device)
@@ -96,7 +97,7 @@ class ClassStatistics:
         if self._rows.dtype != H.dtype or not len(self._rows):
             self._flush()
             self._eps.clamp_(min=torch.finfo(H.dtype).eps)
-            self._rows, self._labels = H.new_empty(ROWS, self.d), y.new_empty(ROWS)
+            self._rows, self._labels = H.new_empty(self._capacity, self.d), y.new_empty(self._capacity)
         while len(H):
             n = min(len(self._rows) - self._waiting, len(H))
             there = slice(self._waiting, self._waiting + n)
@@ -112,27 +113,22 @@ class ClassStatistics:
         self._waiting = 0
         if not len(H):
             return
+        classes, place, new = y.unique(return_inverse=True, return_counts=True)
         with torch.autocast(H.device.type, enabled=False):
             self._draw(H)
-            new = torch.bincount(y, minlength=self.K)
-            X, lone, squares, sums = self._deviations(H, y, new)
-            alone = X[lone].double()  # in float32 their products would lose those of the others
-            if len(alone):
-                X[lone] = 0
-                self._sums.index_add_(0, y[lone], alone)
-            if self.K <= ROWS:
-                self._sums += sums
-            else:  # a few at a time take less memory than sums for each class
-                for part, labels in zip(X.split(ROWS // 4), y.split(ROWS // 4), strict=True):
-                    self._sums.index_add_(0, labels, part.double())
+            X, lone, squares, sums = self._deviations(H, classes, place, new)
+            self._sums.index_add_(0, classes, sums.double())
             self._squares.index_add_(0, y, squares)
+            if lone.any():  # in float32 their products would lose those of the others
+                alone, X[lone] = X[lone].double(), 0
+                self._sums.index_add_(0, y[lone], alone)
+                self._add_outer(alone, alone.new_ones(len(alone), 1))
             for columns, block in self._blocks():
                 block += X[:, columns.start :].T @ X[:, columns]
-                if len(alone):
-                    block += alone[:, columns.start :].T @ alone[:, columns]
-            self._counts += new
-            far = self._sums.norm(dim=1).square() > FAR * self._counts * self._squares
-            if far.any():
+            self._counts[classes] += new
+            lengths = self._sums[classes].norm(dim=1).square()
+            far = classes[lengths > FAR * self._counts[classes] * self._squares[classes]]
+            if len(far):
                 self._move(far, self._means()[far].to(self._centres.dtype))
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -144,39 +140,35 @@ class ClassStatistics:
             yield columns, self._products[at : at + shape[0] * shape[1]].view(shape)
             at += shape[0] * shape[1]
 
-    def _deviations(self, H: Tensor, y: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _deviations(self, H: Tensor, classes: Tensor, place: Tensor, new: Tensor) -> tuple[Tensor, ...]:
         """Deviations of features from the centres of their classes, which of them are far longer than others, squares
-        of their lengths, and sums over the others: for each class, or of many classes for those with several samples.
+        of their lengths, and sums over the others for each of the classes that occur.
 
         A class that occurs for the first time gets the mean of its samples as its centre; and so does one of which
         several samples show that its centre was an outlier, or that it has moved.
         """
         self._centres = self._centres.to(torch.promote_types(self._centres.dtype, H.dtype))
-        first = (self._counts == 0) & (new > 0)
+        first = self._counts[classes] == 0
         if first.any():
-            rows = first[y]
-            shares = H[rows].div_(new[y[rows], None])  # whose sums do not overflow
-            place = (first.cumsum(0) - 1)[y[rows]]
-            self._centres[first] = formulas.class_sums(shares, place, int(first.sum())).to(self._centres.dtype)
-        several = new >= SEVERAL
-        summed = several.nonzero()[:, 0] if self.K > ROWS else torch.arange(self.K, device=y.device)
-        n, place = new[summed], torch.full_like(new, len(summed))
-        place[summed] = torch.arange(len(n), device=y.device)
+            shares = H / new[place, None]  # whose sums do not overflow
+            means = formulas.class_sums(shares, place, len(classes)).to(self._centres.dtype)
+            self._centres[classes[first]] = means[first]
         for again in (True, False):
-            X = self._centres[y]
+            X = self._centres.index_select(0, classes[place])
             X = torch.sub(H, X, out=X)
             squares = X.norm(dim=1).double().square()
             if X.dtype == torch.float32 and not SMALLEST < squares.sum() < LARGEST:
                 X = X.double()
                 squares = X.norm(dim=1).square()
             lone = squares > LONE * squares.median()
-            where = place[y].masked_fill(lone, len(n))
-            sums = formulas.class_sums(X, where, len(n) + 1)[:-1]
-            lengths = squares.new_zeros(len(n) + 1).index_add_(0, where, squares)[:-1]
-            off = several[summed] & (sums.norm(dim=1).double().square() > FAR * n * lengths)
+            where = place.masked_fill(lone, len(classes))
+            sums = formulas.class_sums(X, where, len(classes) + 1)[:-1]
+            lengths = squares.new_zeros(len(classes) + 1).index_add_(0, where, squares)[:-1]
+            off = (new >= SEVERAL) & (sums.norm(dim=1).double().square() > FAR * new * lengths)
             if not again or not off.any():
                 return X, lone, squares, sums
-            self._move(summed[off], self._centres[summed[off]] + (sums / n[:, None])[off])
+            moved = classes[off]
+            self._move(moved, self._centres[moved] + sums[off] / new[off, None])
 
     def _move(self, classes: Tensor, centres: Tensor) -> None:
         """Express what was collected of some classes by deviations from other centres."""
@@ -243,8 +235,7 @@ class ClassStatistics:
         """The same for the classes that have samples, which become `0..k-1` in their order."""
         state, classes = self.state_dict(), self._counts.nonzero()[:, 0]
         part = ClassStatistics(len(classes), self.d, self._counts.device, self.chance)
-        for name in ("counts", "centres", "sums", "squares"):
-            state[name] = state[name][classes]
+        state |= {name: state[name][classes] for name in ("counts", "centres", "sums", "squares")}
         if self.chance:  # what was drawn for the others goes to these in turn
             place = torch.arange(self.K, device=classes.device) % len(classes)
             for name in ("drawn_counts", "drawn_sums"):
@@ -292,11 +283,6 @@ class ClassStatistics:
         """Class means `(K, d)`, float64; ValueError if a class has no sample."""
         self._check_classes()
         return self._means()
-
-    @property
-    def global_mean(self) -> Tensor:
-        """Mean of all samples `(d,)`, float64; ValueError if a class has no sample."""
-        return self.centre("samples")
 
     @property
     def variances(self) -> Tensor:

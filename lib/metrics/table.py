@@ -33,9 +33,8 @@ class _Table:
     """Something with `_cells`: rows of cells, the first of which are the heads, and with `notes` to stand below."""
 
     def __str__(self) -> str:
-        (corner, *names), *rows = self._cells()
-        label = max(map(len, [corner, *(row[0] for row in rows)]))
-        widths = [max(map(len, column)) for column in zip(names, *(row[1:] for row in rows), strict=True)]
+        table = self._cells()
+        label, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
         blocks, used = [[]], label
         for i, width in enumerate(widths):
             if blocks[-1] and used + 2 + width > PRINTED:
@@ -43,13 +42,11 @@ class _Table:
                 used = label
             blocks[-1].append(i)
             used += 2 + width
-        parts = [
-            "\n".join(
-                "  ".join([row[0].ljust(label), *(row[1 + i].rjust(widths[i]) for i in block)])
-                for row in [[corner, *names], *rows]
-            )
-            for block in blocks
-        ]
+
+        def line(row, block):
+            return "  ".join([row[0].ljust(label), *(row[1 + i].rjust(widths[i]) for i in block)])
+
+        parts = ("\n".join(line(row, block) for row in table) for block in blocks)
         return "\n\n".join(parts) + "".join(f"\n({note})" for note in self.notes)
 
     def _repr_html_(self) -> str:

@@ -2,12 +2,13 @@ r"""Measures of collapse while a network trains, from any training loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from torch import nn
 
 from ._checks import integers, one_of
 from .network import measure
+from .passes import Layer, Loader
 from .table import Measures
 
 
@@ -58,14 +59,9 @@ class Tracker:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loader: Iterable | Callable[[], Iterable],
-        layers: str | nn.Module | Iterable[str | nn.Module] | None = None,
-        *,
-        every: int | Collection[int] = 1,
-        **options,
-    ):
+        self, model: nn.Module, loader: Loader, layers: Layer | Iterable[Layer] | None = None, *,
+        every: int | Collection[int] = 1, **options,
+    ):  # fmt: skip
         for name, given in (("loader", loader), ("test_loader", options.get("test_loader"))):
             if isinstance(given, Iterator):
                 raise ValueError(f"{name} can be read once only: give a DataLoader, a list or a function")
@@ -77,7 +73,7 @@ class Tracker:
         self.last: Measures | None = None
 
     def __call__(self, epoch: int) -> dict[str, float]:
-        """Measure the model as it is now; the numbers, under names like `"nc1 penultimate"`. Empty where not due."""
+        """Measure the model as it is now; the numbers, under names like `"nc1/penultimate"`. Empty where not due."""
         due = epoch in self.every if isinstance(self.every, Collection) else epoch % self.every == 0
         if not due:
             return {}
@@ -87,7 +83,7 @@ class Tracker:
         self.options.setdefault("head", self.last.head)
         self.rows += [{"epoch": epoch} | row for row in self.last]
         return {
-            f"{column} {row['layer']}": value
+            f"{column}/{row['layer']}": value
             for row in self.last
             for column, value in row.items()
             if column not in ("layer", "d", "samples") and value is not None
@@ -98,9 +94,7 @@ class Tracker:
 
     def to_frame(self):
         """The rows as a `pandas.DataFrame`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
+        return Measures(self.rows).to_frame()
 
     def curve(self, column: str, layer: str | None = None) -> tuple[list[int], list[float]]:
         """Epochs and values of one column of one layer, the last one unless named.

@@ -8,6 +8,7 @@ from math import ceil
 import torch
 from transformers import TrainerCallback
 
+from .passes import Layer, Loader
 from .tracker import Tracker
 
 _ROWS = "collapse of representations"  # where the state of a trainer keeps the rows
@@ -52,14 +53,9 @@ class CollapseCallback(TrainerCallback):
     """
 
     def __init__(
-        self,
-        loader: Iterable | Callable[[], Iterable] | None = None,
-        layers: str | Iterable[str] | None = None,
-        *,
-        every: int | Collection[int] = 1,
-        log: Callable[[dict], None] | None = None,
-        **options,
-    ):
+        self, loader: Loader | None = None, layers: Layer | Iterable[Layer] | None = None, *,
+        every: int | Collection[int] = 1, log: Callable[[dict], None] | None = None, **options,
+    ):  # fmt: skip
         self.loader, self.layers, self.every, self.log, self.options = loader, layers, every, log, options
         self.tracker: Tracker | None = None
 
@@ -80,7 +76,7 @@ class CollapseCallback(TrainerCallback):
         self._measure(state, ceil(state.epoch))
 
     def _measure(self, state, epoch: int):
-        numbers = {name.replace(" ", "/", 1): value for name, value in self.tracker(epoch).items()}
+        numbers = self.tracker(epoch)
         if numbers and self.log is not None:
             self.log(numbers)
         elif numbers:

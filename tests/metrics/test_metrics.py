@@ -380,7 +380,7 @@ def test_statistics_do_not_depend_on_how_the_samples_are_cut_into_batches(seed, 
     means, global_mean = metrics.class_means(H, y)
     assert statistics.counts.tolist() == torch.bincount(y).tolist() and statistics.samples == 30
     torch.testing.assert_close(statistics.means, means, rtol=0, atol=1e-13)
-    torch.testing.assert_close(statistics.global_mean, global_mean, rtol=0, atol=1e-13)
+    torch.testing.assert_close(statistics.centre(), global_mean, rtol=0, atol=1e-13)
     expected = scatter_by_hand(H, y) / 30
     np.testing.assert_allclose(statistics.within_class_covariance.numpy(), expected, rtol=0, atol=1e-12)
     assert statistics.nc1() == pytest.approx(nc1_by_hand(H, y), rel=1e-10)
@@ -643,7 +643,10 @@ def test_what_does_not_fit_is_refused(call, named):
 @pytest.mark.parametrize(
     "options, named",
     [
-        ({"layers": "hiden"}, "'hiden'; did you mean 'hidden'.* conv, norm, hidden,.* and penultimate"),
+        (
+            {"layers": "hiden"},
+            "module = 'hiden': one of 'conv', 'norm', 'hidden', .*'penultimate' is needed; did you mean 'hidden'",
+        ),
         ({"layers": "unused"}, "'unused' does not run"),
         ({"head": "act"}, "head 'act'"),
         ({"reduce": "max"}, "reduce = 'max'"),

@@ -267,7 +267,7 @@ def test_labels_that_are_none_are_refused(labels, named):
 def test_layers_may_be_modules():
     model = network()
     assert measure(model, [samples()], [model[0], model[1]]) == measure(model, [samples()], ["0", "1"])
-    with pytest.raises(ValueError, match="no layer 'the given Linear'"):
+    with pytest.raises(ValueError, match="module = 'unknown Linear'"):
         measure(model, [samples()], nn.Linear(2, 2))
 
 

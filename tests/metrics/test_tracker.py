@@ -195,8 +195,8 @@ def test_a_tracker_is_a_callback_of_the_training_loop_of_the_book():
     (x, y), model = samples(0), network()
     tracker = Tracker(model, [(x, y)], ["0", "penultimate"])
     history = train(model, x, y, nn.functional.cross_entropy, SGD(2, 0.1), callback=tracker)
-    assert [row["nc1 penultimate"] for row in history] == tracker.curve("nc1")[1]
-    assert "nc3 penultimate" in history[0] and "nc3 0" not in history[0]
+    assert [row["nc1/penultimate"] for row in history] == tracker.curve("nc1")[1]
+    assert "nc3/penultimate" in history[0] and "nc3/0" not in history[0]
 
 
 def test_a_tracker_refuses_what_it_cannot_read_twice_and_an_every_that_is_no_number():
@@ -227,11 +227,11 @@ def test_the_picture_over_layers_shows_the_numbers_of_the_table(closed):
     found = measure(network(), [samples(0)], ["0", "2", "penultimate"], nc4=True, test_loader=[samples(1)])
     nc1, spread, geometry, rank = found.plot().axes
     assert dict(plt.rcParams) == style
-    names = {"random labels": "nc1_chance", "NC1": "nc1", "dilation": "dilation"}
+    names = {"NC1, random labels": "nc1_chance", "NC1": "nc1", "dilation": "dilation"}
     assert drawn(nc1) == {name: [row[column] for row in found] for name, column in names.items()}
     assert drawn(spread)["relative spread"] == [row["relative_spread"] for row in found]
     lines = drawn(geometry)
-    assert lines["NC2 simplex"] == [row["nc2_etf"] for row in found]
+    assert lines["NC2, simplex"] == [row["nc2_etf"] for row in found]
     assert lines["NC3"] == [found[-1]["nc3"]] and lines["NC4"] == [found[-1]["nc4"]]
     assert list(rank.get_lines()[0].get_ydata()) == [row["numerical_rank"] for row in found]
     assert list(rank.get_lines()[1].get_ydata()) == [2, 2]  # K - 1

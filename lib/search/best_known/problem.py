@@ -10,9 +10,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from lib import checks
-from lib.metrics import numerical_rank, structure
-from lib.metrics.structure import counted, sets
+from lib.metrics import numerical_rank
 from lib.models import unconstrained
+from lib.theory.structure import counted, sets, structure
 
 #: Files of the squared loss are for the decay at which deep neural collapse has this loss (the zero solution has 0.5).
 LEVEL = 0.2
@@ -131,7 +131,7 @@ def file_name(K: int, L: int, lam: float, kind: str = "mse") -> str:
 
 
 def describe(solution: Solution) -> str:
-    """The structure of level 2, the first behind a ReLU, as :func:`lib.metrics.structure` names it.
+    """The structure of level 2, the first behind a ReLU, as :func:`lib.theory.structure.structure` names it.
 
     Where that knows no name, the sets of units at which the classes fire are counted: of "weighted sets: 1 of 1, 6 of
     2, over 4" one class fires one of four units and six classes fire two, not all with the same strength.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import _checks as checks
+from lib import checks
 
 if TYPE_CHECKING:  # networkx is imported where a graph is made: the measures of a network need none
     import networkx as nx

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.metrics import structure
-from lib.metrics.structure import cosines
+from lib.theory.structure import cosines, structure
 
 
 def edges_of(graph):
