@@ -47,7 +47,8 @@ NOTE = """float32, one thread, milliseconds for a batch of {batch} features, med
 batch to the scatter of every class. neural-collapse passes over the data twice, for means and for the covariance;
 nc-toolbox takes no batches, and has all features in memory. Product: H^T H of all features at once, of which here about
 five eighths are computed. Goal: at most {goal} of neural-collapse's time, and no more memory. Memory, in MiB: by how
-much the largest resident size of a fresh process grows over {few} batches that are made one at a time."""
+much the largest resident size of a fresh process grows over {few} batches that are made one at a time, median of five
+processes."""
 
 
 def run(console: Console) -> None:

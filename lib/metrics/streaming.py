@@ -129,7 +129,7 @@ class ClassStatistics:
             lengths = self._sums[classes].norm(dim=1).square()
             far = classes[lengths > FAR * self._counts[classes] * self._squares[classes]]
             if len(far):
-                self._move(far, self._means()[far].to(self._centres.dtype))
+                self._move(far, self._means(far))
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Columns and, from the diagonal downwards, their part of the symmetric matrix of products."""
@@ -192,9 +192,9 @@ class ClassStatistics:
             self._drawn_counts += torch.bincount(y, minlength=self.K)
             self._drawn_sums.index_add_(0, y, H.double())
 
-    def _means(self) -> Tensor:
+    def _means(self, classes: Tensor | slice = slice(None)) -> Tensor:
         self._flush()
-        return self._centres + self._sums / self._counts.clamp(min=1)[:, None]
+        return self._centres[classes] + self._sums[classes] / self._counts[classes].clamp(min=1)[:, None]
 
     # Several processes ------------------------------------------------------------------------------------------------
 
