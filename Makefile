@@ -11,73 +11,63 @@
 # The first of these sets up .venv (PYTHON= names the interpreter, 3.11 or later), as does one after
 # requirements.txt or constraints.txt changed.
 
-PYTHON  ?= python3
-VENV    ?= .venv
-PROFILE ?= laptop
-CHAPTER ?=
-DEVICE  ?= auto
-SEED    ?=
-JOBS    ?= auto
-BENCH   ?=
-TESTS   ?=
-LAB     ?=
-DATA    ?=
+PYTHON ?= python3
+VENV   ?= .venv
+# A value that is given goes into the environment as it is, where commands find it: make would expand it, a shell run it.
+given := $(foreach name,PROFILE CHAPTER DEVICE SEED JOBS DATA TESTS BENCH LAB VENV PYTHON,\
+  $(if $(filter command environment file,$(origin $(name))),$(name)))
+$(foreach name,$(given),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
+$(if $(filter 1,$(words $(VENV))),,$(error VENV = '$(VENV)': a folder whose name has no space is needed))
 
-python := $(VENV)/bin/python
+python := "$$VENV"/bin/python
 pip    := -m pip install -qq --disable-pip-version-check
-book   := $(python) -m lib.book
-options = --profile "$(PROFILE)" --chapter "$(CHAPTER)" --device "$(DEVICE)" --seed "$(SEED)"
 
 .PHONY: book execute publish status claims data record test lab bench lint constraints clean
 .DEFAULT_GOAL := book
 
 book execute: $(VENV)/.ready
-	@$(book) $(if $(filter execute,$@),execute,build) $(options) --jobs "$(JOBS)"
+	@$(python) -m lib.book $(if $(filter execute,$@),execute,build)
 
-publish claims: $(VENV)/.ready
-	@$(book) $@
-
-status: $(VENV)/.ready
-	@$(book) status $(options)
-
-record: $(VENV)/.ready
-	@$(book) record --chapter "$(CHAPTER)"
+publish claims status record: $(VENV)/.ready
+	@$(python) -m lib.book $@
 
 data: $(VENV)/.ready
-	@$(python) -m lib.data.image_files fetch $(DATA)
+	@$(python) -m lib.data.image_files fetch $$DATA
 
 test: $(VENV)/.ready
-	@$(python) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(python) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $$TESTS
 
 bench: $(VENV)/.ready
-	@$(python) -m bench $(BENCH)
+	@$(python) -m bench $$BENCH
 
 lint: $(VENV)/.ready
 	@$(python) -m ruff check . && $(python) -m ruff format --check .
 
 lab: $(VENV)/.ready-lab
-	@PYTHONPATH="$(CURDIR)" JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab" $(python) -m jupyter lab $(LAB) chapters
+	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab $$LAB chapters
 
 constraints:
-	@$(PYTHON) -m venv --clear _build/venv
+	@"$$PYTHON" -m venv --clear _build/venv
 	@_build/venv/bin/python $(pip) -r requirements-lab.txt
 	@echo '# What the packages of requirements.txt and requirements-lab.txt bring along; `make constraints` writes it.' > $@.txt
 	@_build/venv/bin/python -m pip freeze --all --exclude pip | sed 's/+.*//' >> $@.txt
 	@rm -r _build/venv
 
 clean:
-	rm -rf _build
+	@build="$${BOOK_BUILD:-_build}"; \
+	if [ "$$build" = _build ] || [ -e "$$build"/executed ]; then rm -rf -- "$$build"; \
+	else echo "$$build holds no executed chapter: nothing is removed"; fi
 
 # The stamp is written last: an installation that broke off is taken up again.
 $(VENV)/.ready: requirements.txt constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; PYTHON=... names one")'
-	@rm -f $@
-	@test -x $(python) && $(python) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "setting up $(VENV) (once, a few minutes)"
+	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; PYTHON=... names one")'
+	@rm -f "$$VENV"/.ready
+	@test -x $(python) && $(python) -m pip --version >/dev/null 2>&1 || "$$PYTHON" -m venv --clear "$$VENV"
+	@echo "setting up $$VENV (once, a few minutes)"
 	@$(python) $(pip) -r requirements.txt -c constraints.txt
-	@touch $@
+	@touch "$$VENV"/.ready
 
 $(VENV)/.ready-lab: $(VENV)/.ready requirements-lab.txt
 	@$(python) $(pip) -r requirements-lab.txt -c constraints.txt
-	@JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab" $(VENV)/bin/jupytext-config set-default-viewer markdown myst
-	@touch $@
+	@JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" "$$VENV"/bin/jupytext-config set-default-viewer markdown myst
+	@touch "$$VENV"/.ready-lab

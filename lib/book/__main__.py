@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import sys
 import time
@@ -25,15 +26,16 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
-Profile = typer.Option("laptop", help=f"One of {', '.join(PROFILES)}.")
-Chapter = typer.Option("", help="A path or glob, several with commas between; empty for all chapters.")
-Device = typer.Option("auto", help=f"One of {', '.join(chapters.DEVICES)}.")
-Seed = typer.Option("", help="A whole number; empty for each chapter's own.")
+VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS")  # of the environment: what `make` was given
+Profile = typer.Option("laptop", envvar="PROFILE", help=f"One of {', '.join(PROFILES)}.")
+Chapter = typer.Option("", envvar="CHAPTER", help="A path or glob, several with commas between; else all chapters.")
+Device = typer.Option("auto", envvar="DEVICE", help=f"One of {', '.join(chapters.DEVICES)}.")
+Seed = typer.Option("", envvar="SEED", help="A whole number; else each chapter's own.")
 Jobs = typer.Option(
-    "auto",
+    "auto", envvar="JOBS",
     help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
-    f"each. By default one for each core, at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
-)
+    f"each: one for each core at most, and by default at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
+)  # fmt: skip
 Force = typer.Option(False, "--force", help="Execute also what is up to date.")
 
 
@@ -44,6 +46,9 @@ def command(function):
     def guarded(**options):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
+            for name in VARIABLES:
+                if os.environ.get(name) == "":
+                    raise chapters.BadInput(f"{name} is given and empty: leave it out, or say what it is")
             status = function(**options)
         except chapters.BadInput as error:
             console.print(f"error: {error}")
@@ -147,16 +152,23 @@ def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
     run.check_device(device)
     parameters: dict = {"profile": profile, "device": device}
     if seed:
-        if not seed.isdecimal() or int(seed) >= 2**62:
-            raise chapters.BadInput(f"seed {seed!r} is not a whole number from 0 to 2^62 - 1")
-        parameters["seed"] = int(seed)
-    automatic = jobs in ("", "auto")
-    if not automatic and (not jobs.isdecimal() or int(jobs) < 1):
-        raise chapters.BadInput(f"jobs {jobs!r} is neither auto nor a whole number from 1 on")
+        parameters["seed"] = _whole("seed", seed, 0, 2**62 - 1)
     everything = chapters.chapters()
     selected = chapters.select(everything, chapter)
     _validate_claims(partial=bool(chapter))
-    return selected, parameters, min(run.cores(), run.MOST_JOBS) if automatic else int(jobs)
+    if jobs == "auto":
+        return selected, parameters, min(run.cores(), run.MOST_JOBS)
+    wanted, most = _whole("jobs", jobs, 1, 9999, ", or auto"), run.cores()
+    if wanted > most:
+        console.print(f"jobs {wanted}: {most} chapters at a time, one for each core")
+    return selected, parameters, min(wanted, most)
+
+
+def _whole(name: str, given: str, least: int, most: int, other: str = "") -> int:
+    if re.fullmatch("[0-9]{1,19}", given) and least <= int(given) <= most:
+        return int(given)
+    shown = given if len(given) <= 40 else f"{given[:40]}..."
+    raise chapters.BadInput(f"{name} {shown!r} is not a whole number from {least} to {most}{other}")
 
 
 def _validate_claims(partial: bool = False, recorded: bool = True) -> None:

@@ -124,6 +124,8 @@ def _prepare_environment(root: Path, jobs: int) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     os.environ["IPYTHONDIR"] = str(BUILD / ".ipython")
+    os.environ["MPLCONFIGDIR"] = str(BUILD / ".matplotlib")
+    os.environ.pop("MATPLOTLIBRC", None)
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     if jobs > 1:

@@ -441,7 +441,10 @@ def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built
         ("chapter", "intro,x*", "chapters/feature-collapse/theorems.md"),
         ("seed", "-1", "whole number"),
         ("seed", "1" + 30 * "0", "whole number"),
+        ("seed", "9" * 5000, "whole number"),
+        ("seed", "٣", "whole number"),
         ("jobs", "0", "whole number"),
+        ("jobs", "9" * 5000, "or auto"),
         ("jobs", "all", "auto"),
     ],
 )
@@ -452,7 +455,7 @@ def test_bad_input_is_refused_before_any_work(monkeypatch, tmp_path, option, val
     monkeypatch.setattr(command_line, "console", Console(file=said, width=1000))
     monkeypatch.setattr(run, "BUILD", tmp_path / "build")
     assert command_line.app(["build", f"--{option}", value], standalone_mode=False) == 2
-    assert value.rpartition(",")[2] in said.getvalue() and known in said.getvalue()
+    assert value.rpartition(",")[2][:40] in said.getvalue() and known in said.getvalue()
     assert not (tmp_path / "build").exists()
 
 
