@@ -24,6 +24,7 @@ import http.client
 import os
 import socket
 import sys
+import tempfile
 import urllib.error
 import zipfile
 from collections.abc import Sequence
@@ -158,41 +159,48 @@ def note_files(name: str, source: Path, raw: Raw) -> None:
 
 
 def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
-    """Download a set into the data folder unless it lies there undamaged; damaged files are replaced.
+    """Download a set into the data folder unless it lies there undamaged; damaged files stay until good ones are here.
 
     Returns whether anything was downloaded; progress goes to the standard error stream. Raises ValueError for a set
     that has no download, ConnectionError without a network.
     """
     one_of(DOWNLOADABLE, name=name)
     folder = data_folder(folder)
-    for path, md5 in _files(name, folder).items():
-        if path.is_file() and _md5(path) != md5:
-            path.unlink()
-    if not absent(name, folder):
+    lacking = [path for path, md5 in _files(name, folder).items() if not (path.is_file() and _md5(path) == md5)]
+    if not lacking:
         return False
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as fresh:
+        _download(name, Path(fresh), folder)
+        _verify(name, Path(fresh))
+        for path in lacking:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(fresh / path.relative_to(folder), path)
+    return True
+
+
+def _download(name: str, fresh: Path, folder: Path) -> None:
+    """Download a set into an empty folder, on its way to another one."""
     sets = torchvision.datasets
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_PATIENCE)
     try:
-        if name == "cifar10":  # the class would not repair a lost batches.meta
+        if name == "cifar10":
             kind = sets.CIFAR10
-            folder.mkdir(parents=True, exist_ok=True)
             sets.utils.download_and_extract_archive(
-                kind.url, folder, filename=kind.filename, md5=kind.tgz_md5, remove_finished=True
+                kind.url, fresh, filename=kind.filename, md5=kind.tgz_md5, remove_finished=True
             )
         elif name == "svhn":
             for split in ("train", "test"):
                 url, filename, md5 = sets.SVHN.split_list[split]
-                sets.utils.download_url(url, folder / "svhn", filename, md5)
+                sets.utils.download_url(url, fresh / "svhn", filename, md5)
         else:
-            {"mnist": sets.MNIST, "fashion_mnist": sets.FashionMNIST}[name](folder, download=True)
+            {"mnist": sets.MNIST, "fashion_mnist": sets.FashionMNIST}[name](fresh, download=True)
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
         reason = f"no network, or a server that does not answer ({' '.join(str(error).split())})"
         raise ConnectionError(f"{name} could not be downloaded into {folder}: {reason}") from error
     finally:
         socket.setdefaulttimeout(before)
-    _verify(name, folder)
-    return True
 
 
 # Reading ----------------------------------------------------------------------------------------------------------

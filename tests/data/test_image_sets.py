@@ -570,12 +570,16 @@ def server(tmp_path, monkeypatch):
         running.shutdown()
 
 
-@pytest.mark.parametrize("name", image_files.DOWNLOADABLE)
-def test_without_a_network_a_download_says_so(tmp_path, monkeypatch, name):
+@pytest.fixture
+def no_network(monkeypatch):
     def refuse(*_, **__):
         raise urllib.error.URLError("Temporary failure in name resolution")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
+
+
+@pytest.mark.parametrize("name", image_files.DOWNLOADABLE)
+def test_without_a_network_a_download_says_so(tmp_path, no_network, name):
     with pytest.raises(ConnectionError, match=f"{name} could not be downloaded.*no network.*name resolution"):
         fetch(name, tmp_path)
 
@@ -594,6 +598,17 @@ def test_mnist_is_downloaded_once_and_a_damaged_file_is_replaced(mnist, server, 
     (fresh / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(b"")
     assert fetch("mnist", fresh)
     assert torch.equal(load("mnist", fresh).y, load("mnist", mnist[0]).y)
+
+
+@pytest.mark.parametrize("name", image_files.DOWNLOADABLE)
+def test_a_damaged_file_stays_until_a_good_one_is_there(tmp_path, no_network, name):
+    for path in image_files._files(name, tmp_path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"damaged")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConnectionError):
+        fetch(name, tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_cifar10_is_downloaded_and_its_archive_removed(cifar10, server, tmp_path, monkeypatch):
