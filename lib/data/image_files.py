@@ -150,7 +150,7 @@ def note_files(name: str, source: Path, raw: Raw) -> None:
             named = {path.name: path for path in (_files(name, source) or [source])}
         digest = hashlib.sha256()
         for file, path in sorted(named.items()):
-            digest.update(file.encode() + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
+            digest.update(os.fsencode(file) + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
         _noted[key] = {"files": len(named), "sha256": digest.hexdigest()}
     note("data", name=name, **_noted[key])
 
@@ -263,11 +263,13 @@ def _read_folder(folder: Path) -> Raw:
 
 def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """The image files below the folders of the classes, which take turns; their labels; the classes."""
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(classes) < 2:
         raise ValueError(f"{folder} has {len(classes)} folders; at least 2 are needed, one for each class")
     files = []
     for label, name in enumerate(classes):
+        if not name.isprintable():  # nor is a name that is not UTF-8
+            raise ValueError(f"class {name!r} in {folder} has a name that cannot be printed; the folder needs another")
         names = sorted(entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
         names = [file for file in names if file.lower().endswith(_SUFFIXES)]
         if not names:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import http.server
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -441,6 +442,12 @@ def test_images_of_the_readers_are_noted_by_name_and_content_not_by_place(tmp_pa
     assert noted()[-1]["sha256"] != expected, "another name, or another content, is another set"
 
 
+def test_a_file_whose_name_is_not_utf_8_is_read_and_noted(tmp_path, noted):
+    folder = write_folder(tmp_path / "own", {"a": 2, "b": 2})
+    (folder / "a" / "0000.png").rename(folder / "a" / os.fsdecode(b"\xff.png"))
+    assert len(load(folder).x) == 2 and noted()[0]["files"] == 4
+
+
 def test_the_files_of_a_set_are_read_for_their_checksum_once(noted, monkeypatch):
     load("digits")
     monkeypatch.setattr(image_files.Path, "read_bytes", None)
@@ -504,6 +511,22 @@ def test_a_folder_that_is_no_image_set_is_refused(tmp_path):
     write_folder(tmp_path / "single", {"a": 1, "b": 4})
     with pytest.raises(ValueError, match="class 'a' has 1 image; at least 2"):
         load(tmp_path / "single")
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"\xff"), "two\nlines"])
+def test_a_class_whose_name_cannot_be_printed_is_refused(tmp_path, name):
+    write_folder(tmp_path, {name: 2, "b": 2})
+    with pytest.raises(ValueError, match="class '.*' in .* cannot be printed"):
+        load(tmp_path)
+
+
+def test_beside_the_classes_a_loop_of_links_is_left_out_and_a_link_to_nothing_among_images_is_named(tmp_path):
+    write_folder(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "loop").symlink_to("loop")
+    assert load(tmp_path).classes == ("a", "b")
+    (tmp_path / "b" / "0002.png").symlink_to("nothing")
+    with pytest.raises(ValueError, match="b/0002.png cannot be read as an image"):
+        load(tmp_path)
 
 
 def test_a_file_of_another_size_or_without_an_image_is_named(tmp_path):
