@@ -21,12 +21,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import http.client
+import math
 import os
 import socket
 import sys
 import tempfile
 import urllib.error
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -282,20 +282,24 @@ def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
 def decoded(files: Sequence[str]) -> np.ndarray:
     """(N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise.
 
-    ValueError for a file that is no image, and for images of more than one size.
+    ValueError for a file that is no PNG or JPEG image, whatever its name, for images of more than one size, and for so
+    many or such large ones that they do not fit into memory.
     """
     from PIL import Image
 
-    images = []
+    images, first = [], None
     for file in files:
         try:
-            with Image.open(file) as image:
+            with Image.open(file, formats=("PNG", "JPEG")) as image:
+                size = image.size[::-1]
+                first = first or size
+                _fits("the set", 4 * len(files) * math.prod(size))
                 if image.mode.startswith(("I", "F")):
                     raise ValueError(f"its pixels are of type {image.mode}; 8 bits per channel are needed")
-                images.append(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
-        except (OSError, SyntaxError, EOFError, ValueError) as error:  # SyntaxError is what PIL raises for a broken PNG
-            raise ValueError(f"{file} cannot be read as an image: {error}") from error
-        size, first = images[-1].shape[:2], images[0].shape[:2]
+                if size == first:
+                    images.append(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
+        except Exception as error:  # Pillow has many
+            raise ValueError(f"{file} cannot be read as an image (PNG or JPEG): {error}") from error
         if size != first:
             raise ValueError(f"{file} has {size} pixels and {files[0]} {first}; all images of a set need one size")
     if all(image.ndim == 2 for image in images):
@@ -306,19 +310,20 @@ def decoded(files: Sequence[str]) -> np.ndarray:
 def _read_npz(path: Path) -> Raw:
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+            held = file.files
+            arrays = {name: _array(file, name) for name in ("x", "y", "x_test", "y_test") if name in held}
+    except Exception as error:  # numpy, zipfile and zlib have many
         raise ValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from error
     names = ["x", "y", "x_test", "y_test"] if {"x_test", "y_test"} & arrays.keys() else ["x", "y"]
     if not {*names} <= arrays.keys():
-        raise ValueError(f"{path} has {', '.join(arrays)}; x and y are needed, and x_test with y_test or neither")
+        raise ValueError(f"{path} has {', '.join(held)}; x and y are needed, and x_test with y_test or neither")
     for x, y in (names[:2], names[2:])[: len(names) // 2]:
         arrays[x], labels = _channels_first(f"{x} of {path}", arrays[x]), arrays[y]
         if labels.shape != arrays[x].shape[:1] or labels.dtype.kind not in "iu":
             found = f"shape {labels.shape} and type {labels.dtype}"
             raise ValueError(f"{y} of {path} has {found}; one integer for each image is needed")
         arrays[y] = labels.astype(np.int64)
-        K = int(arrays["y"].max()) + 1
+        K = len(np.unique(arrays["y"]))
         if K < 2 or not np.array_equal(np.unique(labels), np.arange(K)):
             raise ValueError(f"{y} of {path} holds {np.unique(labels)}; it has to hold 0 ... K-1, with K at least 2")
     classes = tuple(map(str, range(K)))
@@ -330,16 +335,39 @@ def _read_npz(path: Path) -> Raw:
     return raw
 
 
+def _array(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+    """An array of the file, whose header is asked for its size before memory is taken."""
+    with file.zip.open(f"{name}.npy") as member:
+        np.lib.format.read_magic(member)
+        shape, _, kind = np.lib.format.read_array_header_1_0(member)
+    _fits(f"{name} of shape {shape}", max(4, kind.itemsize) * math.prod(shape))
+    return file[name]
+
+
+def _fits(what: str, size: int) -> None:
+    """ValueError unless the machine has memory for so many bytes."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise ValueError(f"{what} takes {size >> 30:,} GiB of memory or more, and this machine has {memory >> 30:,}")
+
+
 def _channels_first(what: str, x: np.ndarray) -> np.ndarray:
     found = f"shape {x.shape} and type {x.dtype}"
+    if x.dtype.kind == "f":
+        numbers = x
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+        if not (finite := np.isfinite(x)).all():
+            place = tuple(map(int, np.unravel_index(finite.argmin(), x.shape)))
+            raise ValueError(f"{what} holds {numbers[place]} at {place}; finite numbers within float32 are needed")
+    elif x.dtype != np.uint8:
+        raise ValueError(f"{what} has {found}; uint8 or floating point numbers are needed")
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.size == 0:
         raise ValueError(f"{what} has {found}; (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3 is needed")
-    if (x.dtype != np.uint8 and x.dtype.kind != "f") or not np.isfinite(x).all():
-        raise ValueError(f"{what} has {found}; uint8 or floating point numbers, all of them finite, are needed")
     return x
 
 

@@ -9,10 +9,13 @@ import http.server
 import json
 import os
 import pickle
+import re
 import struct
 import tarfile
 import threading
 import urllib.error
+import zipfile
+import zlib
 from functools import partial
 
 import numpy as np
@@ -543,6 +546,33 @@ def test_a_file_of_another_size_or_without_an_image_is_named(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "suffix"), [("EPS", ".png"), ("GIF", ".jpg"), ("BMP", ".png"), ("TIFF", ".jpeg")])
+def test_what_is_called_png_or_jpeg_and_is_neither_is_refused(tmp_path, kind, suffix):
+    write_folder(tmp_path, {"a": 3, "b": 3})
+    odd = tmp_path / "b" / f"0003{suffix}"
+    Image.fromarray(random_images(6, 7, 3)).save(odd, kind)
+    with pytest.raises(ValueError, match=rf"b/0003{suffix} cannot be read as an image \(PNG or JPEG\)"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("side", "reason"), [(9_000, r"has \(9000, 9000\) pixels"), (60_000, "cannot be read")])
+def test_a_small_file_that_claims_to_be_a_huge_picture_is_refused_undecoded(tmp_path, side, reason):
+    write_folder(tmp_path, {"a": 2, "b": 2})
+    png = b"\x89PNG\r\n\x1a\n"
+    for chunk in (b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), b"IDAT"):
+        png += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    (tmp_path / "b" / "0000.png").write_bytes(png)
+    with pytest.raises(ValueError, match=f"b/0000.png {reason}"):
+        load(tmp_path)
+
+
+def test_pictures_that_do_not_fit_into_memory_together_are_refused(tmp_path, monkeypatch):
+    write_folder(tmp_path, {"a": 3, "b": 3})
+    monkeypatch.setattr(os, "sysconf", lambda name: 15)
+    with pytest.raises(ValueError, match="a/0000.png .* the set takes"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -556,6 +586,7 @@ def test_a_file_of_another_size_or_without_an_image_is_named(tmp_path):
         {"y": np.array([0.0, 1, 0, 1])},
         {"y": np.array([-1, 0, 1, 1])},
         {"y": np.array([0, 0, 0, 0])},
+        {"y": np.array([0, 1, 0, 2**60])},
         {"y": np.array([None] * 4)},  # would have to be unpickled
         {"x_test": np.zeros((2, 5, 6), np.uint8), "y_test": np.array([0, 1])},
     ],
@@ -566,6 +597,31 @@ def test_a_damaged_npz_file_is_refused(tmp_path, change):
     with pytest.raises(ValueError, match="own.npz") as refused:
         load(tmp_path / "own.npz")
     assert any(name in str(refused.value) for name in change) or "cannot be read" in str(refused.value)
+
+
+@pytest.mark.parametrize("bad", [1e300, -1e39, np.nan, np.inf])
+def test_the_first_number_that_float32_cannot_hold_is_named_with_its_place(tmp_path, bad):
+    x = np.zeros((4, 5, 6, 3))
+    x[2, 3, 4, 1] = x[3, 0, 0, 0] = bad
+    np.savez(tmp_path / "own.npz", x=x, y=np.array([0, 1, 0, 1]))
+    with pytest.raises(ValueError, match=rf"x of .*own.npz holds {re.escape(str(bad))} at \(2, 3, 4, 1\)"):
+        load(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize("kind", [">f8", np.longdouble])
+def test_floating_point_of_any_kind_is_read(tmp_path, kind):
+    x = np.arange(100.0).reshape(4, 5, 5)
+    for name, array in (("own", x.astype(kind)), ("usual", x)):
+        np.savez(tmp_path / f"{name}.npz", x=array, y=np.array([0, 1, 0, 1]))
+    assert torch.equal(load(tmp_path / "own.npz").x, load(tmp_path / "usual.npz").x)
+
+
+def test_an_array_that_claims_more_than_the_memory_is_refused_before_memory_is_taken(tmp_path):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as file, file.open("x.npy", "w") as member:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (2**50,)}
+        np.lib.format.write_array_header_1_0(member, header)
+    with pytest.raises(ValueError, match="own.npz cannot be read .* takes [0-9,]+ GiB of memory"):
+        load(tmp_path / "own.npz")
 
 
 def test_a_file_that_is_no_npz_file_is_refused(tmp_path):
