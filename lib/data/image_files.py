@@ -91,6 +91,15 @@ def data_folder(folder: str | os.PathLike | None = None) -> Path:
     return Path(folder or os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book").expanduser()
 
 
+def plain(name: str) -> str:
+    r"""The name of a set or a class for a figure, where dollar signs would otherwise make a formula of it.
+
+    >>> plain("$x$") == r"\$x\$"
+    True
+    """
+    return name.replace("$", r"\$")
+
+
 # Presence and checksums -------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ import zipfile
 import zlib
 from functools import partial
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.io
@@ -28,6 +29,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from PIL import Image
 
+from lib import figures
 from lib.book import chapters, site
 from lib.data import image_files, image_sets
 from lib.data.image_files import fetch
@@ -228,6 +230,50 @@ def test_an_npz_file_holds_images_in_any_usual_order(tmp_path, shape, order, sca
     expected = torch.from_numpy(expected.astype(np.float32)) * (1 if scale == "uint8" else 255)
     torch.testing.assert_close(pixels(found), expected, atol=1e-3, rtol=0)
     assert (found.y.tolist(), found.y_test.tolist(), found.classes) == (y.tolist(), y[:4].tolist(), ("0", "1"))
+
+
+@pytest.mark.parametrize("name", ["$x$", r"$\frac$", "$", "$a$b$", "a_b^c"])
+def test_a_name_is_drawn_letter_by_letter(name):
+    fig = plt.figure()
+    shown, letters = fig.text(0, 0, image_files.plain(name)), fig.text(0, 0, name, parse_math=False)
+    assert shown.get_window_extent().bounds == letters.get_window_extent().bounds
+    plt.close(fig)
+
+
+def cell_of(page, begin, **names):
+    """The names after the one cell of a chapter that has this text, executed where these names are known."""
+    (code,) = (cell.source for cell in chapters.Page(f"chapters/{page}").code if begin in cell.source)
+    names |= {"figures": figures, "image_files": image_files, "image_sets": image_sets, "np": np}
+    exec(code, names)
+    return names
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A set of the reader's with three classes, whose names are no formulas."""
+    return write_folder(tmp_path / "own", {"$x$": 2, r"$\frac$": 2, "$": 2})
+
+
+def test_the_names_of_the_readers_classes_are_no_formulas_in_a_figure(own):
+    points = np.ones((1, 1, 2, 2))
+    runs = {"shape": np.array([["axes"]]), "test": points, "train": points, "changed": points[..., 0] > 0}
+    first = load(own, classes=range(2))
+    cell = cell_of(
+        "memorization-dilation/experiments", "def draw_configuration",
+        first=first, figure1={first.name: {"CE": runs}}, WORDS=("axes",),
+    )  # fmt: skip
+    cell["fig"].canvas.draw()  # which sets the formulas
+    plt.close(cell["fig"])
+
+
+def test_panels_of_more_classes_than_the_reader_has_are_left_out(own, capsys):
+    made = cell_of(
+        "memorization-dilation/experiments", "def made(",
+        load=lambda wanted, N: load(own, classes=range(N)), runs_of=lambda *_, **__: "runs", dataset=str(own),
+        settings={"levels_others": 1, "repetitions_others": 1}, first=load(own),
+    )["made"]  # fmt: skip
+    assert made("N = {N}", (3, 3), (5, 5)) == {"N = 3": "runs"}
+    assert "N = 5: left out, for own has 3 classes" in capsys.readouterr().out
 
 
 # Normalisation ----------------------------------------------------------------------------------------------------
