@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import fnmatch
 import functools
 import hashlib
@@ -215,7 +216,8 @@ def imported_names(page: Page) -> set[str]:
 def data_fingerprint(dataset: str = "auto") -> str:
     """Hash of names, sizes and modification times below the data folder; the files themselves are not read.
 
-    Where `dataset` is a path, the reader's own images there count as well.
+    Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
+    does not.
     """
     roots = [Path(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book").expanduser()]
     own = Path(str(dataset)).expanduser()
@@ -225,9 +227,10 @@ def data_fingerprint(dataset: str = "auto") -> str:
     for number, root in enumerate(roots):
         files = [root] if root.is_file() else (Path(where, name) for where, _, names in os.walk(root) for name in names)
         for path in files:
-            status = path.stat()
-            entries.append(f"{number}/{path.relative_to(root)}\0{status.st_size}\0{int(status.st_mtime)}")
-    return _sha("\n".join(sorted(entries)).encode())
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                entries.append(f"{number}/{path.relative_to(root)}\0{status.st_size}\0{int(status.st_mtime)}")
+    return _sha(os.fsencode("\n".join(sorted(entries))))
 
 
 def differences(old: dict | None, new: dict) -> list[str]:

@@ -168,6 +168,17 @@ def test_the_data_set_counts_for_chapters_that_declare_one_and_so_do_the_readers
     assert chapters.data_fingerprint(str(book.root / "own.npz")) != before
 
 
+@pytest.mark.parametrize(("odd", "counts"), [("dangling", False), ("loop", False), ("\udcff", True)])
+def test_an_odd_file_in_the_data_folder_ends_no_command(book, odd, counts):
+    book.write("data/file", "1")
+    before = chapters.data_fingerprint()
+    if odd == "\udcff":  # a name that is not UTF-8
+        (book.root / "data" / odd).touch()
+    else:
+        (book.root / "data" / "link").symlink_to("link" if odd == "loop" else "nothing")
+    assert (chapters.data_fingerprint() != before) == counts
+
+
 def test_stored_results_count_for_the_page_that_has_their_folders_name(book):
     book.write("chapters/part/one/deep/a.npz", "1")
     old = {name: book.page(name).key({}) for name in ("one", "two")}
