@@ -1,5 +1,6 @@
 """Throw-away books, which the tests of the pipeline build, edit and break."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -114,9 +115,7 @@ class Book:
         noted = {"chapter": page.name, "key": key, "seconds": 9.5, "finished": "2026-11-22T10:00:00+00:00"}
         noted |= {"machine": MACHINE, "data": DATA, "resumed": 0, **facts}
         notebook.metadata["book"] = {key: value for key, value in noted.items() if key not in without}
-        path = run.executed_path(page)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, path)
+        run.keep(page, notebook)
 
     def stale(self, **parameters):
         """Why chapters have to be executed, by chapter."""
@@ -155,6 +154,12 @@ class Book:
 
     def notebook(self, name):
         return nbformat.read(self.build / "executed" / "chapters" / "part" / f"{name}.ipynb", as_version=4)
+
+    def published(self):
+        """The files of the published site, by their hashes; its seal is the pipeline's own affair."""
+        site = self.build / "html"
+        found = (path for path in site.rglob("*") if path.is_file() and path.name != ".seal")
+        return {str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
     def printed(self, name):
         outputs = (output for cell in self.notebook(name).cells for output in cell.get("outputs", []))

@@ -6,13 +6,12 @@ measured it, which say when it is outdated, and a checksum of itself, which says
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 from pathlib import Path
 
 from lib.book.chapters import ROOT, BadInput, Page, chapters, differences
-from lib.book.run import executed_notebook, noted
+from lib.book.run import checksum, executed_notebook, noted
 from lib.checks import nearest
 from lib.data.files import atomically
 from lib.ledger import claims, declarations
@@ -97,13 +96,6 @@ def take(page: Page) -> dict:
         "claims": [{name: claim[name] for name in (*CLAIM, "reason") if name in claim} for claim in measured],
     }
     return {**taken, "checksum": checksum(taken)}
-
-
-def checksum(record: dict) -> str:
-    """SHA-256 of the canonical JSON of all that the record says besides its checksum."""
-    rest = {name: value for name, value in record.items() if name != "checksum"}
-    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def path_of(chapter: str, root: Path = ROOT) -> Path:

@@ -69,15 +69,33 @@ def executed_notebook(page: Page):
 def noted(page: Page) -> dict:
     """What is noted about the execution that made the kept notebook of a chapter: its key, the machine, the time.
 
-    Empty where there is no notebook, or one that was cut off or is of another version of this module.
+    Empty where there is no notebook, or one that was cut off or edited, or is of another version of this module.
     """
     parts = {"code", "parameters", "lib", "versions", "data", "files"}
     try:
-        book = json.loads(executed_path(page).read_text(encoding="utf8"))["metadata"]["book"]
+        kept = json.loads(executed_path(page).read_text(encoding="utf8"))
+        book = kept["metadata"]["book"]
         known = parts <= book["key"].keys() and {"finished", "seconds", "machine", "data"} <= book.keys()
-        return book if known else {}
+        return book if book.pop("checksum") == checksum(kept) and known else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
+
+
+def keep(page: Page, notebook) -> None:
+    """Write the executed notebook of a chapter, with a checksum of all else that it says."""
+    import nbformat
+
+    kept = json.loads(nbformat.writes(notebook))
+    kept["metadata"]["book"]["checksum"] = checksum(kept)
+    with atomically(executed_path(page)) as partial:
+        partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+def checksum(record: dict) -> str:
+    """SHA-256 of the canonical JSON of all that a record says besides its checksum."""
+    rest = {name: value for name, value in record.items() if name != "checksum"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def stale(page: Page, parameters: dict) -> list[str]:
@@ -276,8 +294,7 @@ def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:
     for name in ("input_path", "output_path"):  # where it was executed is nobody's business
         notebook.metadata.papermill.pop(name, None)
     notebook.metadata["book"] = {"chapter": page.name, "key": key, **_facts(notes, seconds)}
-    with atomically(executed_path(page)) as partial:
-        nbformat.write(notebook, partial)
+    keep(page, notebook)
     failed.unlink(missing_ok=True)
     shutil.rmtree(unfinished, ignore_errors=True)
     return Outcome(page, "executed", seconds)

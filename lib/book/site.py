@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import nbformat
@@ -88,8 +89,8 @@ def collect(everything: list[Page]) -> list[dict]:
     return records
 
 
-def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
-    """Write `claims.json`, in the order of the declarations; returns its rows.
+def claim_rows(records: list[dict], kept: dict[str, dict]) -> tuple[list[dict], bytes]:
+    """The rows of `claims.json`, in the order of the declarations, and the file's content.
 
     records: of the executed chapters. kept: what `lib.book.records.read` found, the row's `recorded`.
     """
@@ -102,14 +103,21 @@ def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
             parts = {part: claim[part] for part in ("verdict", "measured", "profile", "finished", "outdated")}
             record = {**record, "recorded": {**parts, "device": claim["machine"]["name"]}}
         rows.append({field: record.get(field) for field in FIELDS})
+    return rows, (json.dumps(rows, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
+    """Write `claims.json` as the chapters are now, whatever site is published; returns its rows."""
+    rows, content = claim_rows(records, kept)
     with atomically(BUILD / "claims.json") as partial:
-        partial.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+        partial.write_bytes(content)
     return rows
 
 
 def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page]]:
     """Compose all pages, build them into a new folder and make that the site; the old site stays until then.
 
+    A site that is not as its seal says is built anew. `claims.json` is a link to the site's, so they change together.
     With `partial`, chapters without results are shown without them (and Sphinx's warnings are not errors, since
     references into those results lead nowhere). Returns the path of the site, whether it was built anew, and the
     chapters without results. Raises SiteError.
@@ -124,16 +132,18 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
         raise SiteError(f"the pages could not be composed, the published site is as it was: {error}") from error
     if missing and not partial:
         names = ", ".join(page.short for page in missing)
-        raise SiteError(f"without results, or executed before their code changed: {names}; execute them first")
+        raise SiteError(f"without results, with those of other code, or edited since: {names}; execute them first")
+    _, files["downloads/claims.json"] = claim_rows(records, kept)
     digest = _sync(files)
     sites, html = BUILD / "sites", BUILD / "html"
-    site = sites / digest
-    current = html.resolve() == site.resolve() and site.is_dir()
+    site = next(filter(_whole, sites.glob(f"{digest}*")), None)
+    current = site is not None and html.resolve() == site.resolve()
+    if site is None:
+        site = sites / f"{digest}-{time.time_ns():x}"  # a damaged one of this digest may be the published one
+        _build(root, files, site, strict=not missing)
+    _link(BUILD / "claims.json", Path("html", "claims.json"))
     if not current:
-        if not site.is_dir():
-            _build(root, files, site, strict=not missing)
         _switch(html, site)
-    write_claims(records, kept)  # after the site, so that the two never disagree for longer than a moment
     for old in sites.iterdir():
         if old != site and old.name != "jupyter_execute":
             shutil.rmtree(old, ignore_errors=True)
@@ -274,20 +284,23 @@ def _sync(files: dict[str, bytes]) -> str:
 def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> None:
     """Run Sphinx into a temporary folder beside `site` and rename it.
 
-    Parsed pages are kept in `doctrees`, every page is written anew. The parsed pages are only trusted when the last
-    run ended well under the same configuration: a page with a warning must be read, and warn, again.
+    Parsed pages are kept in `doctrees`, their pictures in `jupyter_execute`, every page is written anew. What is kept
+    is only trusted when it is whole and the last run ended well under the same configuration: a page with a warning
+    must be read, and warn, again.
     """
     from jupyter_book.sphinx import build_sphinx
 
-    doctrees, temporary = BUILD / "doctrees", site.with_name(f".{site.name}.new")
+    doctrees, pictures = BUILD / "doctrees", site.with_name("jupyter_execute")
+    temporary = site.with_name(f".{site.name}.new")
     common = {name: content for name, content in files.items() if not name.startswith(("chapters/", "downloads/"))}
     trusted = hashlib.sha256(repr(sorted(common.items())).encode() + str(strict).encode()).hexdigest()
-    seal = doctrees / "trusted"
-    if not seal.is_file() or seal.read_text() != trusted:
+    known = doctrees / "trusted"
+    if not (_whole(doctrees) and _whole(pictures) and known.read_text() == trusted):
         shutil.rmtree(doctrees, ignore_errors=True)
-        shutil.rmtree(site.parent / "jupyter_execute", ignore_errors=True)
-    seal.unlink(missing_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(pictures, ignore_errors=True)
+    known.unlink(missing_ok=True)
+    for left in site.parent.glob(".*.new"):  # by builds that were killed
+        shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir(parents=True)
     source, log = BUILD / "source", io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(log):
@@ -306,12 +319,37 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
         raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
     _finish(files, temporary)
     assets.trim(temporary)
-    seal.write_text(trusted)
+    pictures.mkdir(exist_ok=True)  # there are none where no chapter has results
+    known.write_text(trusted)
+    for folder in (doctrees, pictures, temporary):
+        _seal(folder)
     os.replace(temporary, site)
 
 
+def _seal(folder: Path) -> None:
+    """List the files of a finished folder and their hashes in its `.seal`."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / ".seal")
+    with open(folder / ".seal", "w") as file:
+        json.dump({path.relative_to(folder).as_posix(): _hash(path) for path in files}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _whole(folder: Path) -> bool:
+    """Does a folder have all files that its seal lists, as they were?"""
+    try:
+        sealed = json.loads((folder / ".seal").read_text())
+        return all(_hash(folder / name) == digest for name, digest in sealed.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _finish(files: dict[str, bytes], out: Path) -> None:
-    """The entry page, and behind each page's download button the executed notebook without the note on running it."""
+    """The entry page, the claims, and behind each page's download button the executed notebook without its note."""
     first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
     link = f'<meta http-equiv="Refresh" content="0; url={first}.html" />'
     icon = '<link rel="icon" href="data:,">'  # or the browser asks for a favicon.ico that is not there
@@ -319,6 +357,7 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{link}{icon}<title>The book</title></head>'
         f'<body><a href="{first}.html">The book</a></body></html>\n'
     )
+    (out / "claims.json").write_bytes(files["downloads/claims.json"])
     for name, content in files.items():
         target = out / "_sources" / name.removeprefix("downloads/")
         if name.startswith("downloads/") and name.endswith(".ipynb") and target.is_file():
@@ -326,10 +365,15 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
 
 
 def _switch(html: Path, site: Path) -> None:
-    """Let `html` mean the finished site, in one step."""
-    link = html.with_name(".html.new")
-    link.unlink(missing_ok=True)
-    link.symlink_to(site.relative_to(html.parent), target_is_directory=True)
+    """Let `html` mean the finished site."""
     if html.is_dir() and not html.is_symlink():  # not ours: a folder that an earlier tool made
         os.replace(html, html.with_name("html.old"))
-    os.replace(link, html)
+    _link(html, site.relative_to(html.parent))
+
+
+def _link(path: Path, target: Path) -> None:
+    """Let `path` mean `target`, in one step."""
+    link = path.with_name(f".{path.name}.new")
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    os.replace(link, path)

@@ -23,7 +23,8 @@ from made_up import MEASURE, ROOT, Book
 from rich.console import Console
 
 from lib.book import __main__ as command_line
-from lib.book import chapters, run
+from lib.book import chapters, run, site
+from lib.ledger import claims
 from lib.runs import devices
 
 ERRATA = """errata:
@@ -49,6 +50,8 @@ from lib.runs import devices
 devices.choose("cpu")
 notes.note("data", name="some", files=2, sha256="ab")
 notes.note("another kind", of="note")
+from IPython.display import SVG, display
+display(SVG('<svg xmlns="http://www.w3.org/2000/svg"/>'))
 print(os.environ.get("OMP_NUM_THREADS"), os.environ.get("COLLAPSE_GPU_SHARE"))"""
 
 
@@ -192,6 +195,26 @@ def test_stored_results_count_for_the_page_that_has_their_folders_name(book):
 def test_results_that_are_cut_off_or_of_another_version_are_stale_and_not_fatal(current, content):
     run.executed_path(current.page()).write_text(content)
     assert current.stale() == {"one": "never executed"}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda kept: kept["cells"][-1]["outputs"][0]["data"][claims.MIME]["measured"].update(x=41),
+        lambda kept: kept["metadata"]["book"].update(seconds=1),
+        lambda kept: kept["metadata"]["book"]["key"].update(parameters=[]),
+        lambda kept: kept.update(cells=[]),
+        lambda kept: kept.pop("cells"),
+    ],
+)
+def test_an_executed_notebook_that_was_edited_is_stale_and_not_published(current, edit):
+    path = run.executed_path(current.page())
+    kept = json.loads(path.read_text())
+    edit(kept)
+    path.write_text(json.dumps(kept))
+    assert current.stale() == {"one": "never executed"}
+    with pytest.raises(site.SiteError, match="edited since: part/one;"):
+        site.publish(current.root)
 
 
 def test_a_chapter_is_selected_by_path_and_by_glob(book):
@@ -347,6 +370,20 @@ def test_a_second_build_executes_nothing_and_leaves_the_site_alone(built_once):
     output = built_once.run("build", "--seed", "7")
     assert built_once.executed() == before and os.readlink(built_once.build / "html") == site
     assert "unchanged" in output and "device auto" not in output
+
+
+def test_files_of_the_site_that_are_lost_or_cut_off_are_made_anew(built):
+    before = built.published()
+    (built.build / "html" / "chapters" / "part" / "one.html").unlink()
+    pictures = [
+        *(built.build / "html").rglob("_images/*.svg"),
+        *(built.build / "sites" / "jupyter_execute").rglob("*.svg"),
+    ]
+    for path in pictures:
+        path.write_bytes(path.read_bytes()[:9])
+    assert len(pictures) == 2 and "site built" in built.run("publish")
+    assert built.published() == before
+    assert "site unchanged" in built.run("publish")
 
 
 def test_prose_docstrings_errata_and_declarations_are_rendered_anew_without_executing(built):

@@ -9,7 +9,7 @@ from made_up import CLAIM, DATA, MACHINE, MEASURE, ROOT, Book
 
 from lib.book import chapters, records, run, site
 from lib.book.chapters import BadInput
-from lib.ledger import declarations
+from lib.ledger import claims, declarations
 
 FIELDS = {"format", "chapter", "profile", "finished", "seconds", "machine", "data", "parameters", "hashes", "claims"}
 PROCESSOR = {**MACHINE, "device": "cpu", "name": "Processor 2"}
@@ -124,8 +124,10 @@ def test_an_execution_that_does_not_say_when_and_where_counts_as_none(book, miss
 
 def test_claims_that_cannot_be_judged_or_are_of_another_profile_are_refused(book):
     book.execute()
-    path = run.executed_path(book.page())
-    path.write_text(re.sub(r'("id": "fc-two".*?"profile": )"paper"', r'\1"laptop"', path.read_text(), flags=re.DOTALL))
+    notebook = run.executed_notebook(book.page())
+    del notebook.metadata.book["checksum"]
+    claims.collect(notebook)[1]["profile"] = "laptop"
+    run.keep(book.page(), notebook)
     with pytest.raises(BadInput, match="one.md: claim 'fc-two' was measured with profile 'laptop'"):
         record(book)
     book.declare({**CLAIM, "expect": {"y": {"below": 1}}}, {**CLAIM, "id": "fc-two"})
