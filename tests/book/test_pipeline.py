@@ -17,6 +17,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import kill
 import nbformat
 import pytest
 from made_up import MEASURE, ROOT, Book
@@ -639,3 +640,8 @@ def test_a_build_killed_while_sphinx_writes_leaves_the_old_site_and_the_next_one
     assert sum("waiting" in output for output in outputs) == sum("unchanged" in output for output in outputs) == 1
     assert "New prose." in built.html("part/one")
     assert not list((built.build / "sites").glob(".*"))
+
+
+def test_builds_killed_at_random_moments_lose_nothing_and_end_as_one_that_never_was(tmp_path):
+    """`python tests/kill.py` kills any number."""
+    assert kill.kill(5, seed=0, folder=tmp_path) == []
