@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -109,8 +110,14 @@ def stale(page: Page, parameters: dict) -> list[str]:
 @contextlib.contextmanager
 def lock(announce):
     """One build at a time in a build folder; a second one waits, and says so through `announce`."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / ".lock", "a+") as file:
+    try:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(BUILD / ".lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise BadInput(
+            f"the build folder {BUILD} cannot be written to: {error}; the variable BOOK_BUILD can name another"
+        ) from error
+    with open(descriptor) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -126,6 +133,16 @@ def check_device(device: str) -> None:
 
         if not torch.cuda.is_available():
             raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
+
+
+def check_files(jobs: int) -> None:
+    """Raises BadInput when a process may open fewer files than so many kernels side by side, and one of them, need."""
+    allowed, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 96 + 32 * jobs  # as counted, with some to spare
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise BadInput(
+            f"a process may open {allowed} files here, and {jobs} chapters side by side need {needed}: "
+            f"raise the limit (ulimit -n {needed})"
+        )
 
 
 def cores() -> int:
@@ -177,6 +194,7 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     if jobs > 1:  # what was never executed may be the longest
         todo.sort(key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
+        check_files(min(jobs, len(todo)))
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console, force)}
     return [outcomes[page] for page in selected]
 
@@ -218,7 +236,7 @@ def _execute_all(todo: list[Page], parameters, jobs, console, force) -> list[Out
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             whole = progress.add_task("chapters", total=len(todo))
-            pending = {pool.submit(_execute_one, page, parameters, progress, clients, force) for page in todo}
+            pending = {pool.submit(_attempt, page, parameters, progress, clients, force) for page in todo}
             while pending:
                 # not for ever: an interrupt that another thread receives is only seen when this one wakes
                 finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
@@ -245,6 +263,16 @@ def _kill_kernel(client) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- one chapter
+
+
+def _attempt(page: Page, *arguments) -> Outcome:
+    """Execute one chapter. Where a disk is full, this chapter fails."""
+    started = time.monotonic()
+    try:
+        return _execute_one(page, *arguments)
+    except OSError as error:
+        error = f"the files that its execution needs or leaves, in {BUILD}: {error}"
+        return Outcome(page, "FAILED", time.monotonic() - started, error)
 
 
 def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:

@@ -107,10 +107,13 @@ def claim_rows(records: list[dict], kept: dict[str, dict]) -> tuple[list[dict], 
 
 
 def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
-    """Write `claims.json` as the chapters are now, whatever site is published; returns its rows."""
+    """Write `claims.json` as the chapters are now, whatever site is published; returns its rows. Raises SiteError."""
     rows, content = claim_rows(records, kept)
-    with atomically(BUILD / "claims.json") as partial:
-        partial.write_bytes(content)
+    try:
+        with atomically(BUILD / "claims.json") as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise SiteError(f"{BUILD / 'claims.json'} cannot be written: {error}") from error
     return rows
 
 
@@ -134,16 +137,19 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
         names = ", ".join(page.short for page in missing)
         raise SiteError(f"without results, with those of other code, or edited since: {names}; execute them first")
     _, files["downloads/claims.json"] = claim_rows(records, kept)
-    digest = _sync(files)
     sites, html = BUILD / "sites", BUILD / "html"
-    site = next(filter(_whole, sites.glob(f"{digest}*")), None)
-    current = site is not None and html.resolve() == site.resolve()
-    if site is None:
-        site = sites / f"{digest}-{time.time_ns():x}"  # a damaged one of this digest may be the published one
-        _build(root, files, site, strict=not missing)
-    _link(BUILD / "claims.json", Path("html", "claims.json"))
-    if not current:
-        _switch(html, site)
+    try:
+        digest = _sync(files)
+        site = next(filter(_whole, sites.glob(f"{digest}*")), None)
+        current = site is not None and html.resolve() == site.resolve()
+        if site is None:
+            site = sites / f"{digest}-{time.time_ns():x}"  # a damaged one of this digest may be the published one
+            _build(root, files, site, strict=not missing)
+        _link(BUILD / "claims.json", Path("html", "claims.json"))
+        if not current:
+            _switch(html, site)
+    except OSError as error:
+        raise SiteError(f"the site cannot be written to {BUILD}, the published one is as it was: {error}") from error
     for old in sites.iterdir():
         if old != site and old.name != "jupyter_execute":
             shutil.rmtree(old, ignore_errors=True)
@@ -311,7 +317,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
             },
             warningiserror=strict, keep_going=True,
         )  # fmt: skip
-    if isinstance(status, KeyboardInterrupt):
+    if isinstance(status, (KeyboardInterrupt, OSError)):
         raise status
     if status:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -367,7 +373,10 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
 def _switch(html: Path, site: Path) -> None:
     """Let `html` mean the finished site."""
     if html.is_dir() and not html.is_symlink():  # not ours: a folder that an earlier tool made
-        os.replace(html, html.with_name("html.old"))
+        old = html.with_name("html.old")
+        if old.exists():
+            raise SiteError(f"{html} is no site of this book and cannot be moved to {old}, which is there: remove one")
+        os.replace(html, old)
     _link(html, site.relative_to(html.parent))
 
 

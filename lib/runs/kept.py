@@ -14,6 +14,7 @@ import io
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,13 +193,19 @@ def _free() -> None:
 
 
 def _taken_up(folder: Path, keys: list[str], name: str) -> dict:
-    records = store.finished(folder, keys)
-    if records:
-        seconds = sum(record["seconds"] for record in records.values())
-        print(f"{name}: {len(records)} of {len(keys)} runs are taken up from a build before ({seconds:.0f} s)")
-        note("resumed", name=name, runs=len(records), seconds=seconds)
+    found = {}
     with torch.serialization.safe_globals(_ARRAYS + _RESTORE):
-        return {key: torch.load(io.BytesIO(base64.b64decode(record["result"]))) for key, record in records.items()}
+        for key, record in store.finished(folder, keys).items():
+            try:
+                found[key] = torch.load(io.BytesIO(base64.b64decode(record["result"]))), record["seconds"]
+            except Exception as error:  # a result of another version, or of a code that kept other results
+                what = f"{type(error).__name__}: {error}".splitlines()[0]
+                warnings.warn(f"{folder / key}.json cannot be read back ({what}); its run is made again", stacklevel=3)
+    if found:
+        seconds = sum(seconds for _, seconds in found.values())
+        print(f"{name}: {len(found)} of {len(keys)} runs are taken up from a build before ({seconds:.0f} s)")
+        note("resumed", name=name, runs=len(found), seconds=seconds)
+    return {key: result for key, (result, _) in found.items()}
 
 
 def _keep(folder: Path, made: dict, seconds: float) -> None:

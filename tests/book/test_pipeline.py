@@ -4,6 +4,7 @@ What decides is asked in this process, of executions that are made up; what runs
 """
 
 import ctypes
+import errno
 import io
 import json
 import os
@@ -526,6 +527,53 @@ def test_a_misspelt_claim_is_refused_before_any_work(real):
     assert not real.build.exists()
 
 
+@pytest.mark.parametrize("where", ["a file/build", "/proc/nowhere", "a folder in place of the lock"])
+def test_a_build_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, where):
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder in place of the lock" / ".lock").mkdir(parents=True)
+    monkeypatch.setattr(run, "BUILD", tmp_path / where)
+    with pytest.raises(chapters.BadInput, match=f"{where} cannot be written to"), run.lock(print):
+        pass
+
+
+def test_a_disk_that_is_full_when_a_chapter_begins_fails_this_chapter_alone(book, monkeypatch):
+    def write(notebook, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    book.write("chapters/claims.yml", "claims: []\n")
+    monkeypatch.setattr(nbformat, "write", write)
+    monkeypatch.setattr(run, "_prepare_environment", lambda *_: None)
+    console = Console(file=io.StringIO())
+    outcomes = run.execute(chapters.chapters(book.root), {}, 1, console)
+    assert [outcome.state for outcome in outcomes] == ["FAILED", "FAILED"]
+    assert all(str(book.build) in outcome.error and "No space" in outcome.error for outcome in outcomes)
+
+
+@pytest.mark.parametrize("where", ["_sync", "_build", "_switch"])
+def test_a_disk_that_is_full_while_the_site_is_written_is_said_and_the_old_site_stays(current, monkeypatch, where):
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(site, "_build", lambda *_, **__: None)
+    monkeypatch.setattr(site, where, fail)
+    with pytest.raises(site.SiteError, match=f"written to {current.build}, .* as it was: .*No space left on device"):
+        site.publish(current.root)
+
+
+def test_folders_in_the_place_of_the_site_and_of_its_spare_place_are_named(book):
+    for name in ("html", "html.old"):
+        (book.build / name).mkdir(parents=True)
+    with pytest.raises(site.SiteError, match="_build/html is no site of this book .*_build/html.old"):
+        site._switch(book.build / "html", book.build / "sites" / "new")
+
+
+def test_too_few_files_that_a_process_may_open_are_said_before_any_work(book, monkeypatch):
+    monkeypatch.setattr(run.resource, "getrlimit", lambda _: (64, 64))
+    with pytest.raises(chapters.BadInput, match="may open 64 files .* 2 chapters side by side need 160"):
+        run.execute(chapters.chapters(book.root), {}, 4, Console(file=io.StringIO()))
+    assert not (book.build / "running").exists()
+
+
 def test_a_page_that_is_missing_is_named(book):
     book.page("two").path.unlink()
     with pytest.raises(chapters.BadInput, match="chapters/part/two"):
@@ -644,4 +692,4 @@ def test_a_build_killed_while_sphinx_writes_leaves_the_old_site_and_the_next_one
 
 def test_builds_killed_at_random_moments_lose_nothing_and_end_as_one_that_never_was(tmp_path):
     """`python tests/kill.py` kills any number."""
-    assert kill.kill(5, seed=0, folder=tmp_path) == []
+    assert kill.kill(5, seed=4, folder=tmp_path) == []
