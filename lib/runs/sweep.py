@@ -9,8 +9,9 @@ JSON file in a results folder, so that what was finished is never computed again
         "results",
     )
 
-A cluster is a scheduler, `PYTHONPATH=. dask scheduler` in the book's folder, and workers that it knows, once per
-processor or GPU: `PYTHONPATH=. dask worker tcp://host:8786 --nthreads 1` likewise.
+A cluster is a scheduler, `PYTHONPATH=. dask scheduler --host 127.0.0.1` in the book's folder, and workers that it
+knows, once per processor or GPU: `PYTHONPATH=. dask worker tcp://127.0.0.1:8786 --host 127.0.0.1 --nthreads 1`
+likewise. Whoever reaches one of them can run code: on several machines they need TLS, see chapters/back/building.md.
 After an edit of `lib` workers have to be started anew: they compute with what they have imported.
 """
 
@@ -220,7 +221,8 @@ def _connected(distributed, address):
     try:
         client = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TypeError for an address that is none
-        hint = "start one with `PYTHONPATH=. dask scheduler`, or leave SCHEDULER empty to run on this machine"
+        start = "`PYTHONPATH=. dask scheduler --host 127.0.0.1`"
+        hint = f"start one with {start}, or leave SCHEDULER empty to run on this machine"
         raise ConnectionError(f"no Dask scheduler answers at {address} ({error}); {hint}") from error
     try:
         client.wait_for_workers(1, timeout=_PATIENCE)

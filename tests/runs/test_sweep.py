@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import signal
 import socket
 import threading
@@ -218,6 +219,14 @@ def test_a_cluster_that_loses_a_worker_finishes_every_run_once_and_one_that_lose
         sweep.run(tasks.compute, grid(40, log), folder)
     killer.join()
     assert 26 <= len(kept(folder)) < 40
+
+
+def test_a_scheduler_that_is_shown_listens_to_this_machine_alone_or_asks_for_certificates():
+    root = Path(sweep.__file__).parents[2]
+    texts = [path.read_text() for path in (*root.glob("chapters/**/*.md"), *root.glob("lib/**/*.py"))]
+    shown = [line for text in texts for line in re.findall(r"PYTHONPATH=. dask (?:scheduler|worker [^{]).*", text)]
+    assert len(shown) >= 6
+    assert [line for line in shown if not re.search("--host 127.0.0.1|--protocol tls|tls://", line)] == []
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense"])
