@@ -1,6 +1,6 @@
 r"""What a set of class means looks like: an orthogonal frame, the edges of a graph, or neither.
 
-The graph solutions of Sukenik et al. (2024) attach a class to every edge of a graph and a unit to every vertex. With
+The graph solutions of Súkeník et al. (2024) attach a class to every edge of a graph and a unit to every vertex. With
 :math:`T` the incidence matrix, class means are the columns of :math:`T` up to scale, so that their Gram matrix is
 
 .. math:: T^\top T = 2 I + A(\text{line graph}),
