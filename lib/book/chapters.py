@@ -219,8 +219,8 @@ def data_fingerprint(dataset: str = "auto") -> str:
     Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
     does not.
     """
-    roots = [Path(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book").expanduser()]
-    own = Path(str(dataset)).expanduser()
+    roots = [Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))]
+    own = Path(os.path.expanduser(str(dataset)))  # where there is no such user, the name as it is
     if own.exists():
         roots.append(own)
     entries = []

@@ -140,7 +140,7 @@ def check_files(jobs: int) -> None:
     allowed, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 96 + 32 * jobs  # as counted, with some to spare
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         raise BadInput(
-            f"a process may open {allowed} files here, and {jobs} chapters side by side need {needed}: "
+            f"a process may open {allowed} files here, and a build with JOBS={jobs} takes {needed}: "
             f"raise the limit (ulimit -n {needed})"
         )
 

@@ -88,7 +88,7 @@ class Raw(NamedTuple):
 
 def data_folder(folder: str | os.PathLike | None = None) -> Path:
     """The given folder, else the one that COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
-    return Path(folder or os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book").expanduser()
+    return Path(os.path.expanduser(folder or os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
 
 
 def plain(name: str) -> str:

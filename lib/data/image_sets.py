@@ -160,7 +160,7 @@ def load(
     the handwritten digits that come with scikit-learn: 10 classes, 200 training and 50 test images of 8 × 8 grey pixels
     """
     if _is_path(name):
-        source = Path(name).expanduser()
+        source = Path(os.path.expanduser(name))
         raw, name = image_files.read_own(source), source.resolve().name
         if name in NAMES:  # a name of the book is a promise of what lies behind it
             name = f"folder {name}"
@@ -210,7 +210,7 @@ def resolve(
         candidates = (wanted, *STAND_INS.get(wanted, ()), "digits")
         return next(name for name in candidates if image_files.absent(name, place) is None)
     if _is_path(dataset):
-        if not Path(dataset).expanduser().exists():
+        if not os.path.exists(os.path.expanduser(dataset)):
             raise FileNotFoundError(f"dataset = {str(dataset)!r}: there is no such folder or file")
         return str(dataset)
     checks.one_of(NAMES, dataset=dataset)

@@ -152,7 +152,7 @@ def asked_for() -> bool:
 def results_folder(name: str) -> Path:
     """Where a chapter keeps what took long: in the folder COLLAPSE_RESULTS, otherwise below the book's build folder."""
     build = Path(os.environ.get("BOOK_BUILD") or _ROOT / "_build")
-    return Path(os.environ.get("COLLAPSE_RESULTS") or build / "results").expanduser().absolute() / name
+    return Path(os.path.expanduser(os.environ.get("COLLAPSE_RESULTS") or build / "results")).absolute() / name
 
 
 def version_of(*code) -> str:

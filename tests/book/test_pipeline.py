@@ -26,6 +26,7 @@ from rich.console import Console
 
 from lib.book import __main__ as command_line
 from lib.book import chapters, run, site
+from lib.data import image_sets
 from lib.ledger import claims
 from lib.runs import devices
 
@@ -171,6 +172,13 @@ def test_the_data_set_counts_for_chapters_that_declare_one_and_so_do_the_readers
     before = chapters.data_fingerprint(str(book.root / "own.npz"))
     book.write("own.npz", "123")
     assert chapters.data_fingerprint(str(book.root / "own.npz")) != before
+
+
+def test_a_home_that_nobody_has_is_a_name_like_any_other(book, monkeypatch):
+    monkeypatch.setenv("COLLAPSE_DATA", "~nobody has this/data")
+    assert chapters.data_fingerprint("~nobody has this/own") == chapters.data_fingerprint()
+    with pytest.raises(FileNotFoundError, match="~nobody has this/own.*no such folder"):
+        image_sets.resolve("~nobody has this/own", "mnist")
 
 
 @pytest.mark.parametrize(("odd", "counts"), [("dangling", False), ("loop", False), ("\udcff", True)])
@@ -569,7 +577,7 @@ def test_folders_in_the_place_of_the_site_and_of_its_spare_place_are_named(book)
 
 def test_too_few_files_that_a_process_may_open_are_said_before_any_work(book, monkeypatch):
     monkeypatch.setattr(run.resource, "getrlimit", lambda _: (64, 64))
-    with pytest.raises(chapters.BadInput, match="may open 64 files .* 2 chapters side by side need 160"):
+    with pytest.raises(chapters.BadInput, match="may open 64 files .* JOBS=2 takes 160"):
         run.execute(chapters.chapters(book.root), {}, 4, Console(file=io.StringIO()))
     assert not (book.build / "running").exists()
 
