@@ -47,7 +47,7 @@ NOTE = """float32, one thread, milliseconds for a batch of {batch} features, med
 batch to the scatter of every class. neural-collapse passes over the data twice, for means and for the covariance;
 nc-toolbox takes no batches, and has all features in memory. Product: H^T H of all features at once, of which here about
 five eighths are computed. Goal: at most {goal} of neural-collapse's time, and no more memory. Memory, in MiB: by how
-much the largest resident size of a fresh process grows over {few} batches that are made one at a time, median of five
+much the largest resident size of a fresh process grows over {few} batches that are made one at a time, median of nine
 processes."""
 
 
@@ -139,7 +139,7 @@ def _at_once(H: np.ndarray, y: np.ndarray):
 
 def _memory(who: str, d: int, K: int) -> float:
     command = [sys.executable, "-m", "bench.measure", who, str(d), str(K)]
-    runs = (subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True) for _ in range(5))
+    runs = (subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True) for _ in range(9))
     return statistics.median(float(run.stdout) for run in runs)  # it varies by how the allocator maps pages
 
 

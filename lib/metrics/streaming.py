@@ -12,7 +12,7 @@ from torch import Tensor
 from . import _checks as checks
 from . import formulas
 
-ROWS = 512  # features that are multiplied at a time, or a quarter of them where classes are more than that
+FEWEST, ROWS = 128, 512  # features that are multiplied at a time
 BLOCKS = 8  # of columns of the scatter matrix, of which only what is on and below the diagonal is computed
 NARROWEST = 128  # columns of a block
 #: Squares of float32 sum to something useful between these; elsewhere the slower product in float64 is worth it.
@@ -38,7 +38,7 @@ class ClassStatistics:
     new one, and single samples that are far from theirs are multiplied in float64. So a spread far below the distance
     from the origin is not lost, nor does the order of the batches matter beyond rounding. What float32 features do
     lose: variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until there are 512 of
-    them (128 for more than 512 classes): a matrix product takes many as fast as few.
+    them, or 128 for many classes: a matrix product takes many as fast as few.
 
     Memory: half of `d*d` and 1.5 `K*d` numbers of float64, and the buffer.
 
@@ -73,7 +73,7 @@ class ClassStatistics:
     def __init__(self, K: int, d: int, device: torch.device | str | None = None, chance: bool = False):
         checks.integers(1, K=K, d=d)
         self.K, self.d, self.chance = K, d, chance
-        self._capacity = ROWS if K <= ROWS else ROWS // 4
+        self._capacity = min(max(FEWEST, 25_600 // K), ROWS)  # many classes take memory for their sums
         double = {"dtype": torch.float64, "device": device}
         self._counts = torch.zeros(K, dtype=torch.int64, device=device)
         self._centres = torch.zeros(K, d, device=device)
