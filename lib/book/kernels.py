@@ -6,8 +6,10 @@ its own, with its own environment, and imports the modules of `lib` itself, but 
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
+from multiprocessing import forkserver
 
 from jupyter_client.manager import AsyncKernelManager
 
@@ -19,10 +21,14 @@ LARGE = ("torch", "numpy", "matplotlib.pyplot", "scipy.optimize", "scipy.stats",
 def prepare(imported: set[str]) -> None:
     """Have the kernels of this process forked with the large packages of these names imported.
 
-    The environment at the first kernel's start is the one that the packages find when they are imported.
+    The environment of now is the one that the packages find when they are imported.
     """
     large = [name for name in LARGE if name in imported]
     multiprocessing.set_forkserver_preload(["ipykernel.ipkernel", *large])
+    if MANAGER is ForkedKernel:
+        heeded = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C in a terminal is for the build alone
+        forkserver.ensure_running()
+        signal.signal(signal.SIGINT, heeded)
 
 
 def _serve(connection_file: str, environment: dict[str, str], log: str) -> None:

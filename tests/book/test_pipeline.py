@@ -25,7 +25,7 @@ from made_up import MEASURE, ROOT, Book
 from rich.console import Console
 
 from lib.book import __main__ as command_line
-from lib.book import chapters, run, site
+from lib.book import chapters, kernels, run, site
 from lib.data import image_sets
 from lib.ledger import claims
 from lib.runs import devices
@@ -551,6 +551,7 @@ def test_a_disk_that_is_full_when_a_chapter_begins_fails_this_chapter_alone(book
     book.write("chapters/claims.yml", "claims: []\n")
     monkeypatch.setattr(nbformat, "write", write)
     monkeypatch.setattr(run, "_prepare_environment", lambda *_: None)
+    monkeypatch.setattr(kernels, "prepare", lambda *_: None)
     console = Console(file=io.StringIO())
     outcomes = run.execute(chapters.chapters(book.root), {}, 1, console)
     assert [outcome.state for outcome in outcomes] == ["FAILED", "FAILED"]
@@ -641,6 +642,16 @@ def test_ctrl_c_ends_the_kernels_and_keeps_what_is_finished(real, send):
     assert status == 130 and "interrupted" in output and "Traceback" not in output
     assert set(real.executed()) == {"one"}
     assert not (real.build / "html").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux only")
+def test_ctrl_c_in_a_terminal_does_not_reach_the_process_that_kernels_are_forked_from():
+    code = """from multiprocessing import forkserver
+from lib.book import kernels
+kernels.prepare(set())
+print(open(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read())"""
+    status = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16) >> (signal.SIGINT - 1) & 1
 
 
 DRAWS = """import os, pathlib, time, torch
