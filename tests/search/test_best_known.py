@@ -248,6 +248,19 @@ def test_a_search_that_finds_nothing_lower_stores_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_is_submitted_is_stored_where_it_is_lower(tmp_path, capsys):
+    sent, folder = tmp_path / "sent.npz", tmp_path / "stored"
+    folder.mkdir()
+    shutil.copy(FILES[0], sent)
+    for told in ("lower by", "not lower"):  # than collapse, then than itself
+        assert main(["submit", str(sent), "--folder", str(folder)]) == 0
+        assert told in capsys.readouterr().out
+    assert bk.load(folder / FILES[0].name).loss == bk.load(sent).loss
+    sent.write_bytes(sent.read_bytes()[:100])
+    assert main(["submit", str(sent), "--folder", str(folder)]) == 2
+    assert "sent.npz" in capsys.readouterr().out
+
+
 def test_a_flipped_byte_is_refused_or_harmless(tmp_path, solution):
     content = bk.save(solution, tmp_path).read_bytes()
     broken = tmp_path / "broken.npz"

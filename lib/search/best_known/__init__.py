@@ -15,6 +15,7 @@ A reader can check the files and beat them::
 
     python -m lib.search.best_known check
     python -m lib.search.best_known search 6 4 --seconds 60
+    python -m lib.search.best_known submit mine.npz
 """
 
 from lib.search.best_known.descent import ROUNDS, descend, merged, search, symmetric_search

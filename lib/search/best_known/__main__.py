@@ -11,7 +11,7 @@ import torch
 import typer
 
 from lib.search import best_known
-from lib.search.best_known import problem
+from lib.search.best_known import Solution, problem
 from lib.theory import low_rank
 
 app = typer.Typer(help="Check and beat the stored solutions.", add_completion=False, rich_markup_mode=None)
@@ -50,14 +50,34 @@ def search(
 ) -> None:
     """Search for a lower loss at K classes and L layers, and store what is lower than the file."""
     lam = problem.standard_decay(K, L, loss) if lam is None else lam
-    path = folder / problem.file_name(K, L, lam, loss)
+    before = _stored(K, L, lam, loss, folder)
+    _offer(best_known.search(K, L, lam, loss, seconds, seed, width, [before.factors] if before else []), before, folder)
+
+
+@app.command()
+def submit(file: Path, folder: Folder = best_known.FOLDER) -> None:
+    """Check a file that was made by any means, say where it stands, and store it if it is lower than what is there."""
+    found = best_known.load(file)
+    _offer(found, _stored(found.K, found.L, found.lam, found.kind, folder), folder)
+
+
+def _stored(K: int, L: int, lam: float, kind: str, folder: Path) -> Solution | None:
+    path = folder / problem.file_name(K, L, lam, kind)
     before = best_known.load(path) if path.exists() else None
     if before and not (before.name == path.name and math.isclose(before.lam, lam)):
         raise ValueError(f"{path}: holds another problem, lam = {before.lam!r} in place of {lam!r}")
-    found = best_known.search(K, L, lam, loss, seconds, seed, width, known=[before.factors] if before else [])
-    collapse = low_rank.dnc_loss(K, L, lam, 1) if loss == "mse" else best_known.collapse_cross_entropy(K, L, lam)
+    return before
+
+
+def _offer(found: Solution, before: Solution | None, folder: Path) -> None:
+    """Compare a solution with the stored one, or with collapse where none is, and store it if it is lower."""
+    problem_of = found.K, found.L, found.lam
+    collapse = (
+        low_rank.dnc_loss(*problem_of, 1) if found.kind == "mse" else best_known.collapse_cross_entropy(*problem_of)
+    )
     bar = before.loss if before else collapse
-    print(f"K = {K}, L = {L}, lam = {lam:.8g}: found {found.loss:.12f}, known {bar:.12f}, collapse {collapse:.12f}")
+    print("K = {}, L = {}, lam = {:.8g}: ".format(*problem_of), end="")
+    print(f"found {found.loss:.12f}, known {bar:.12f}, collapse {collapse:.12f}")
     if found.loss < bar - best_known.TOLERANCE:
         print(f"lower by {bar - found.loss:.3g}: {best_known.describe(found)}; {best_known.save(found, folder)}")
     else:
