@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lib import checks
 from lib.theory import low_rank
-from lib.theory.low_rank import Decays, Solution
+from lib.theory.low_rank import Decays, Family, Solution
 
 
 def half_signs(r: int) -> Tensor:
@@ -103,15 +103,9 @@ def solution(T: Tensor, B: Tensor, L: int, lam: Decays, n: int, K: int | None = 
     [(8, 8), (22, 8), (17, 22)]
     """
     sets = T.shape[1]
-    K, lam = sets if K is None else K, low_rank._problem(L, 2, lam, n)
+    K = sets if K is None else K
     checks.integers(sets, K=K)
-    M1, Ws = low_rank._matrices(_family(T, B, L), T, B, K, L, lam, n, None)
-    if sets < K:
-        eye = torch.eye(K - sets, dtype=torch.float64)
-        frame = low_rank._matrices(low_rank._frame_family(K - sets, L), eye, eye, K, L, lam, n, None)
-        M1 = torch.block_diag(M1, frame[0])
-        Ws = [torch.block_diag(a, b) for a, b in zip(Ws, frame[1], strict=True)]
-    return M1.repeat_interleave(n, 1), Ws
+    return low_rank.solution_of(_family(T, B, L), T, B, K, L, lam, n)
 
 
 def loss(K: int, L: int, lam: Decays, n: int) -> float:
@@ -131,11 +125,7 @@ def loss(K: int, L: int, lam: Decays, n: int) -> float:
     >>> loss(15, 2, lam, 1) < low_rank.dnc_loss(15, 2, lam, 1) < low_rank.srg_loss(6, 2, lam, 1)
     True
     """
-    r = points(K)
-    rest, lam = K - math.comb(r, 2), low_rank._problem(L, 2, lam, n)
-    blocks = [_halves(r, L), *([low_rank._frame_family(rest, L)] if rest else [])]
-    losses, scales = zip(*(low_rank._minimum(block, K, L, lam, n) for block in blocks), strict=True)
-    return float(sum(losses)) if any(scales) else 0.5
+    return low_rank.loss_of(_halves(points(K), L), K, L, lam, n)
 
 
 def limit(r: int, L: int) -> float:
@@ -146,7 +136,6 @@ def limit(r: int, L: int) -> float:
     3250.0
     """
     _check_even(r)
-    checks.integers(2, L=L)
     return _limit(_halves(r, L))
 
 
@@ -160,14 +149,14 @@ def points(K: int) -> int:
     return (1 + math.isqrt(1 + 8 * K)) // 4 * 2
 
 
-def factors(K: int, L: int, k: int) -> float:
+def bound_factor(K: int, L: int, k: int) -> float:
     r""":math:`c_kr^{L-1}`, with which the least objective is at most :math:`\varphi_L(c_kr^{L-1}K^2\Lambda)`.
 
     .. math:: c_k = 4^{k-1}(k^2-3k+4) \text{ for } L = 2, \qquad c_k = 4^k\,\frac{k^2-2k+2}{2k} \text{ for } L \ge 3,
 
     for sets of k among the fewest points r with :math:`\binom rk \ge K`. ValueError for K, L or k below 2.
 
-    >>> factors(K=45, L=2, k=2), factors(K=45, L=2, k=3)
+    >>> bound_factor(K=45, L=2, k=2), bound_factor(K=45, L=2, k=3)
     (80.0, 512.0)
     """
     checks.integers(2, K=K, L=L, k=k)
@@ -188,10 +177,10 @@ def least(L: int, x: float) -> float:
     True
     """
     checks.positive(x=x)
-    return float(low_rank._minimum(low_rank._Family(np.ones(1), np.ones(1), 0.0), 1, L, [x], 1)[0])
+    return low_rank.loss_of(Family(np.ones(1), np.ones(1), 0.0), 1, L, x ** (1 / (L + 1)), 1)
 
 
-def _family(T: Tensor, B: Tensor, L: int) -> low_rank._Family:
+def _family(T: Tensor, B: Tensor, L: int) -> Family:
     """Eigenvalues and cost of any T and B, in numbers."""
     checks.integers(2, L=L)
     top = (B @ T).clamp(min=0)
@@ -201,17 +190,18 @@ def _family(T: Tensor, B: Tensor, L: int) -> low_rank._Family:
     cost = 2 * math.log(torch.linalg.matrix_norm(B @ T if L == 2 else T, "nuc").item())
     if L > 2:
         cost += (L - 3) * math.log(len(T)) + math.log(B.square().sum().item())
-    return low_rank._Family(eigenvalues, np.ones(len(eigenvalues)), cost)
+    return Family(eigenvalues, np.ones(len(eigenvalues)), cost)
 
 
-def _halves(r: int, L: int) -> low_rank._Family:
+def _halves(r: int, L: int) -> Family:
     """In the scale in which the middle eigenvalue, binom(r, r/2) r (r - 2) / (16 (r - 1)), is 1."""
+    checks.integers(2, L=L)
     eigenvalues, multiplicities = np.array([(r - 2) / 2, 1, 1 / (r - 3)]), np.array([1, r - 1, r * (r - 3) // 2])
     if L == 2:
-        return low_rank._Family(eigenvalues, multiplicities, 2 * math.log(2 * (r - 1)))
+        return Family(eigenvalues, multiplicities, 2 * math.log(2 * (r - 1)))
     nuclear = math.sqrt(2 * (r - 1)) + (r - 1) * math.sqrt(r - 2)
     cost = 2 * math.log(nuclear) + (L - 3) * math.log(r) + math.log(4 * (r - 1) / (r - 2))
-    return low_rank._Family(eigenvalues, multiplicities, cost)
+    return Family(eigenvalues, multiplicities, cost)
 
 
 def _check_even(r: int) -> None:
@@ -220,5 +210,5 @@ def _check_even(r: int) -> None:
         raise ValueError(f"r = {r}: an even number of points has halves")
 
 
-def _limit(family: low_rank._Family) -> float:
+def _limit(family: Family) -> float:
     return math.exp(family.log_cost) * float((family.multiplicities / family.eigenvalues).sum())

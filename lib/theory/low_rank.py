@@ -105,32 +105,38 @@ def _last_rows(r: int) -> Tensor:
 # One number per family ------------------------------------------------------------------------------------------------
 
 
-class _Family(NamedTuple):
-    """Eigenvalues of the last Gram matrix at alpha_L = 1, how often each occurs, and log C."""
+class Family(NamedTuple):
+    r"""Solutions with one scale to choose, by what decides their loss.
+
+    Eigenvalues :math:`m_i` of the last Gram matrix at :math:`\alpha_L = 1`, how often each occurs (in all as often as
+    there are classes), and :math:`\log C`.
+    """
 
     eigenvalues: np.ndarray
     multiplicities: np.ndarray
     log_cost: float
 
 
-def _graph_family(r: int, L: int) -> _Family:
+def _graph_family(r: int, L: int) -> Family:
+    checks.integers(2, L=L)
     apart = (r - 2) * (r - 3) / 2  # edges that share no vertex with a given one
     s2 = apart + 1
     eigenvalues = np.array([apart**2, (r - 3) ** 2, 1.0]) / s2
     multiplicities = np.array([1, r - 1, r * (r - 3) // 2])
     if L == 2:
         nuclear = (apart - 1 + (r - 1) * (r - 2)) / math.sqrt(s2)
-        return _Family(eigenvalues, multiplicities, 2 * math.log(nuclear))
+        return Family(eigenvalues, multiplicities, 2 * math.log(nuclear))
     nuclear = math.sqrt(2) + math.sqrt((r - 1) * (r - 2))
     last = r**2 * (r - 1) ** 2 / (8 * s2)
-    return _Family(eigenvalues, multiplicities, 2 * math.log(nuclear) + (L - 3) * math.log(r) + math.log(last))
+    return Family(eigenvalues, multiplicities, 2 * math.log(nuclear) + (L - 3) * math.log(r) + math.log(last))
 
 
-def _frame_family(K: int, L: int) -> _Family:
-    return _Family(np.ones(1), np.array([K]), L * math.log(K))
+def _frame_family(K: int, L: int) -> Family:
+    checks.integers(1, L=L)
+    return Family(np.ones(1), np.array([K]), L * math.log(K))
 
 
-def _minimum(family: _Family, K: int, L: int, lam: list[float], n: int) -> tuple[float, float]:
+def _minimum(family: Family, K: int, L: int, lam: list[float], n: int) -> tuple[float, float]:
     """The least value over u >= 0 and where it is attained; the zero solution's value and 0 where nothing is lower.
 
     A local minimum is a root at which h(u) = sum_i w_i m_i u^(L-1) / (1 + m_i u^L)^2 falls through c. Every term rises
@@ -162,6 +168,18 @@ def _minimum(family: _Family, K: int, L: int, lam: list[float], n: int) -> tuple
     return (zero, 0.0) if best is None or value(best) >= zero else (value(best), math.exp(best))
 
 
+def loss_of(family: Family, K: int, L: int, lam: Decays, n: int) -> float:
+    r"""The least loss of a family in a problem with K classes, beside a frame of the classes that it has not.
+
+    Each part has its own best scale. At most 1/2, the loss of the zero solution. `L >= 1`, `n >= 1`, positive `lam`,
+    one number or L + 1 of them; otherwise ValueError.
+    """
+    lam, rest = _problem(L, lam, n), K - int(family.multiplicities.sum())
+    parts = [family, _frame_family(rest, L)] if rest else [family]
+    losses, scales = zip(*(_minimum(part, K, L, lam, n) for part in parts), strict=True)
+    return float(sum(losses)) if any(scales) else 0.5
+
+
 def srg_loss(r: int, L: int, lam: Decays, n: int) -> float:
     r"""The loss of the graph solution for :math:`K = \frac{r(r-1)}2` classes, at the best scales.
 
@@ -182,8 +200,7 @@ def srg_loss(r: int, L: int, lam: Decays, n: int) -> float:
     0.5
     """
     checks.integers(4, r=r)
-    lam = _problem(L, 2, lam, n)
-    return float(_minimum(_graph_family(r, L), r * (r - 1) // 2, L, lam, n)[0])
+    return loss_of(_graph_family(r, L), r * (r - 1) // 2, L, lam, n)
 
 
 def dnc_loss(K: int, L: int, lam: Decays, n: int) -> float:
@@ -199,8 +216,7 @@ def dnc_loss(K: int, L: int, lam: Decays, n: int) -> float:
     0.5
     """
     checks.integers(2, K=K)
-    lam = _problem(L, 1, lam, n)
-    return float(_minimum(_frame_family(K, L), K, L, lam, n)[0])
+    return loss_of(_frame_family(K, L), K, L, lam, n)
 
 
 def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1) -> float:
@@ -223,13 +239,10 @@ def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1)
     0.0361
     """
     r = _general(K, construction)
-    lam = _problem(L, 2, lam, n)
-    size = r * (r - 1) // 2
-    family = _graph_family(r, L)
+    size, family = r * (r - 1) // 2, _graph_family(r, L)
     if size <= K:
-        blocks = [family] if size == K else [family, _frame_family(K - size, L)]
-        losses, scales = zip(*(_minimum(block, K, L, lam, n) for block in blocks), strict=True)
-        return float(sum(losses)) if any(scales) else 0.5
+        return loss_of(family, K, L, lam, n)
+    lam = _problem(L, lam, n)
     u = _minimum(family, size, L, lam, n)[1]
     x, out = family.eigenvalues * u**L, size - K
     of_all = lambda values: (family.multiplicities * values).sum() / size  # noqa: E731
@@ -241,6 +254,23 @@ def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1)
 
 
 # Matrices -------------------------------------------------------------------------------------------------------------
+
+
+def solution_of(
+    family: Family, T: Tensor, B: Tensor, K: int, L: int, lam: Decays, n: int, d: Widths = None
+) -> Solution:
+    """A family as matrices, at the scale of :func:`loss_of`, beside a frame of the classes that it has not.
+
+    T has a column for each of its classes, B a row for each unit behind the last ReLU. Otherwise as
+    :func:`srg_solution`.
+    """
+    lam, rest = _problem(L, lam, n), K - T.shape[1]
+    M1, Ws = _matrices(family, T, B, K, L, lam, n, d)
+    if rest:
+        eye = torch.eye(rest, dtype=torch.float64)
+        frame = _matrices(_frame_family(rest, L), eye, eye, K, L, lam, n, None)
+        M1, Ws = torch.block_diag(M1, frame[0]), [torch.block_diag(*pair) for pair in zip(Ws, frame[1], strict=True)]
+    return M1.repeat_interleave(n, 1), Ws
 
 
 def srg_solution(r: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solution:
@@ -277,10 +307,7 @@ def srg_solution(r: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solut
     4
     """
     checks.integers(4, r=r)
-    lam = _problem(L, 2, lam, n)
-    K = r * (r - 1) // 2
-    M1, Ws = _matrices(_graph_family(r, L), unit_incidence(r), _last_rows(r), K, L, lam, n, d)
-    return M1.repeat_interleave(n, 1), Ws
+    return solution_of(_graph_family(r, L), unit_incidence(r), _last_rows(r), r * (r - 1) // 2, L, lam, n, d)
 
 
 def dnc_solution(K: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solution:
@@ -294,10 +321,8 @@ def dnc_solution(K: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solut
     True
     """
     checks.integers(2, K=K)
-    lam = _problem(L, 1, lam, n)
     eye = torch.eye(K, dtype=torch.float64)
-    M1, Ws = _matrices(_frame_family(K, L), eye, eye, K, L, lam, n, d)
-    return M1.repeat_interleave(n, 1), Ws
+    return solution_of(_frame_family(K, L), eye, eye, K, L, lam, n, d)
 
 
 def general_srg_solution(K: int, L: int, lam: Decays, n: int, construction: int = 1) -> Solution:
@@ -311,20 +336,14 @@ def general_srg_solution(K: int, L: int, lam: Decays, n: int, construction: int 
     ((5, 7), [(5, 5), (7, 5), (7, 7)])
     """
     r = _general(K, construction)
-    lam = _problem(L, 2, lam, n)
     size = r * (r - 1) // 2
-    if size >= K:
-        H1, Ws = srg_solution(r, L, lam, n)
-        return H1[:, (size - K) * n :], [*Ws[:-1], Ws[-1][size - K :]]
-    eye = torch.eye(K - size, dtype=torch.float64)
-    graph = _matrices(_graph_family(r, L), unit_incidence(r), _last_rows(r), K, L, lam, n, None)
-    frame = _matrices(_frame_family(K - size, L), eye, eye, K, L, lam, n, None)
-    M1 = torch.block_diag(graph[0], frame[0])
-    Ws = [torch.block_diag(a, b) for a, b in zip(graph[1], frame[1], strict=True)]
-    return M1.repeat_interleave(n, 1), Ws
+    if size <= K:
+        return solution_of(_graph_family(r, L), unit_incidence(r), _last_rows(r), K, L, lam, n)
+    H1, Ws = srg_solution(r, L, lam, n)
+    return H1[:, (size - K) * n :], [*Ws[:-1], Ws[-1][size - K :]]
 
 
-def _matrices(family: _Family, T: Tensor, B: Tensor, K: int, L: int, lam: list[float], n: int, d: Widths) -> Solution:
+def _matrices(family: Family, T: Tensor, B: Tensor, K: int, L: int, lam: list[float], n: int, d: Widths) -> Solution:
     """M_1 and the weights for the rows T and P = B T at the family's best scale, in a problem with K classes."""
     u = _minimum(family, K, L, lam, n)[1]
     t, k = len(T), len(B)
@@ -378,10 +397,9 @@ def _factors(C: Tensor, lam_m: float, lam_w: float, d: int) -> tuple[Tensor, Ten
 # At the door ----------------------------------------------------------------------------------------------------------
 
 
-def _problem(L: int, least: int, lam: Decays, n: int) -> list[float]:
+def _problem(L: int, lam: Decays, n: int) -> list[float]:
     """(lam_H1, lam_W1, ..., lam_WL)."""
-    checks.integers(least, L=L)
-    checks.integers(1, n=n)
+    checks.integers(1, L=L, n=n)
     return [float(value) for value in checks.each(L + 1, lam=lam)[0]]
 
 

@@ -59,7 +59,7 @@ def test_sets_with_all_signs_fire_for_the_sets_without_a_minus_and_keep_below_th
     gram = before.clamp(min=0).T @ before.clamp(min=0)
     assert torch.linalg.eigvalsh(gram)[0] >= 2 ** (r - 2 * k) - 1e-9
     for L in (2, 3, 4):
-        constant = halves.factors(math.comb(r, k), L, k)
+        constant = halves.bound_factor(math.comb(r, k), L, k)
         assert halves.price(T, halves.rows(signs, k), L) <= constant * K**2
 
 
@@ -74,7 +74,7 @@ def test_an_array_of_strength_four_has_the_gram_matrices_of_all_signs():
 @pytest.mark.parametrize("call", [
     lambda: halves.half_signs(7), lambda: halves.half_signs(2), lambda: halves.array_signs(7),
     lambda: halves.limit(5, 2),
-    lambda: halves.loss(5, 2, 0.01, 1), lambda: halves.factors(10, 2, 1), lambda: halves.least(2, 0.0),
+    lambda: halves.loss(5, 2, 0.01, 1), lambda: halves.bound_factor(10, 2, 1), lambda: halves.least(2, 0.0),
     lambda: halves.price(torch.eye(3).double(), torch.ones(1, 3).double(), 2),
     lambda: halves.solution(*matrices(6), 2, 0.01, 1, K=14),
 ])  # fmt: skip
