@@ -327,6 +327,7 @@ own = slice(0, 11) if rank == 0 else slice(11, 60)  # the first has no sample of
 found = measure(model, [(x[own], y[own])], ["0", "penultimate"], nc4=True, test_loader=[(x[own] + 1, y[own])],
                 outside_loader=[(-x[own], y[own])], group=distributed.group.WORLD)
 torch.save([dict(row) for row in found], f"{place}/found{rank}")
+distributed.destroy_process_group()  # or its threads may be there when Python ends
 """
 
 
