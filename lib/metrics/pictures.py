@@ -87,7 +87,7 @@ def side_by_side(comparison) -> Figure:
     for ax, column in zip(axes, ("nc1", "trace_ratio", "relative_spread", "nc2_etf"), strict=True):
         for name, rows, color, marker in sides:
             _line(ax, rows, column, name, color=color, marker=marker)
-        _logarithmic(ax) if column in LOGARITHMIC else ax.set_ylim(0, None)
+        _logarithmic(ax) if column in LOGARITHMIC else _from_zero(ax)
         ax.set(title=TITLES[column])
     axes[0].legend(fontsize=10)
     _name_layers(axes, [row["layer"] for row, _ in comparison.pairs])
@@ -120,7 +120,7 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
         if column in LOGARITHMIC:
             _logarithmic(ax)
         elif column != "uniformity":  # which is negative
-            ax.set_ylim(0, 1.1 * max([value for value in _drawn(ax) if isfinite(value)] + [1e-3]))
+            _from_zero(ax)
         if column == "numerical_rank":
             ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(title=TITLES[column], xlabel="epoch")
@@ -163,6 +163,10 @@ def _name_layers(axes, names: list[str]) -> None:
         ax.set_xticks(shown, labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=10)
 
 
+def _from_zero(ax) -> None:
+    ax.set_ylim(0, 1.1 * max([value for value in _drawn(ax) if isfinite(value)] + [1e-3]))
+
+
 def _logarithmic(ax, room: float = 0) -> None:
     """A logarithmic axis whose ticks are plain numbers; a linear one where nothing is positive.
 
@@ -174,6 +178,7 @@ def _logarithmic(ax, room: float = 0) -> None:
     low, high = min(values), max(values)
     ax.set_yscale("log")
     ax.set_ylim(low / 1.5, high * 1.5 * (2 * high / low) ** room)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
+    few = MaxNLocator(5, steps=(1, 2, 5, 10)) if high < 2 * low else LogLocator(subs=(1, 2, 5))
+    ax.yaxis.set_major_locator(few if high < 50 * low else LogLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_locator(NullLocator())
