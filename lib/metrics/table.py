@@ -192,6 +192,4 @@ def _read(name: str, value):
 
 
 def _cell(value) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
