@@ -113,7 +113,7 @@ class Page:
         return {
             "code": code_hash(self.code),
             "lib": {name: _hash(path.read_text(encoding="utf8")) for name, path in modules.items()},
-            "files": {path.relative_to(self.root).as_posix(): _sha(path.read_bytes()) for path in self.files},
+            "files": {path.relative_to(self.root).as_posix(): sha(path.read_bytes()) for path in self.files},
         }
 
 
@@ -183,7 +183,7 @@ def code_hash(cells) -> str:
     for cell in cells:
         tags = sorted(set(cell.metadata.get("tags", [])) & {"parameters", "raises-exception"})
         parts.append(f"{','.join(tags)}\n{cell.source.strip()}")
-    return _sha("\n\0\n".join(parts).encode())
+    return sha("\n\0\n".join(parts).encode())
 
 
 def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
@@ -230,7 +230,7 @@ def data_fingerprint(dataset: str = "auto") -> str:
             with contextlib.suppress(OSError):
                 status = path.stat()
                 entries.append(f"{number}/{path.relative_to(root)}\0{status.st_size}\0{int(status.st_mtime)}")
-    return _sha(os.fsencode("\n".join(sorted(entries))))
+    return sha(os.fsencode("\n".join(sorted(entries))))
 
 
 def differences(old: dict | None, new: dict) -> list[str]:
@@ -286,7 +286,7 @@ def _imports(source: str, package: str = "") -> list[str]:
 @functools.cache
 def _hash(source: str) -> str:
     """Hash of what a module does, in which neither comments nor docstrings nor layout count."""
-    return _sha(program(source).encode())
+    return sha(program(source).encode())
 
 
 def version(name: str) -> str | None:
@@ -296,5 +296,5 @@ def version(name: str) -> str | None:
         return None
 
 
-def _sha(content: bytes) -> str:
+def sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

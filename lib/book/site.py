@@ -18,7 +18,7 @@ import yaml
 
 from lib.book import api, assets
 from lib.book import records as recorded
-from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, version
+from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, sha, version
 from lib.book.run import executed_notebook, noted
 from lib.data.files import atomically
 from lib.ledger import claims, declarations, errata
@@ -336,7 +336,7 @@ def _seal(folder: Path) -> None:
     """List the files of a finished folder and their hashes in its `.seal`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / ".seal")
     with open(folder / ".seal", "w") as file:
-        json.dump({path.relative_to(folder).as_posix(): _hash(path) for path in files}, file)
+        json.dump({path.relative_to(folder).as_posix(): sha(path.read_bytes()) for path in files}, file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -345,13 +345,9 @@ def _whole(folder: Path) -> bool:
     """Does a folder have all files that its seal lists, as they were?"""
     try:
         sealed = json.loads((folder / ".seal").read_text())
-        return all(_hash(folder / name) == digest for name, digest in sealed.items())
+        return all(sha((folder / name).read_bytes()) == digest for name, digest in sealed.items())
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _finish(files: dict[str, bytes], out: Path) -> None:

@@ -491,6 +491,7 @@ def _scatters(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def centre_of(means: Tensor, counts: Tensor, centre: str = "samples") -> Tensor:
     """Mean `(..., d)` of all samples, or of the class means (`"classes"`); exact where these coincide."""
+    checks.one_of(("samples", "classes"), centre=centre)
     first = means[..., :1, :]
     shares = counts.to(means) / counts.sum() if centre == "samples" else means.new_full((len(counts),), 1 / len(counts))
     return first[..., 0, :] + shares @ (means - first)

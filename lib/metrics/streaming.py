@@ -301,7 +301,6 @@ class ClassStatistics:
 
     def centre(self, of: str = "samples") -> Tensor:
         """Mean of all samples, or of the class means (`"classes"`): `(d,)`, float64; ValueError as :attr:`means`."""
-        checks.one_of(("samples", "classes"), centre=of)
         return formulas.centre_of(self.means, self._counts, of)
 
     def nc1(self, centre: str = "samples") -> float:
@@ -328,7 +327,6 @@ class ClassStatistics:
     def trace_ratio(self, centre: str = "samples", debiased: bool = False) -> float:
         """As :func:`trace_ratio` of all features at once."""
         checks.integers(2, K=self.K)
-        checks.one_of(("samples", "classes"), centre=centre)
         return formulas.ratio_of_traces(self.means, self._counts, self._scatters(), centre, debiased).item()
 
     def cdnv(self) -> float:
@@ -360,7 +358,6 @@ class ClassStatistics:
 
     def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> float:
         checks.integers(2, K=self.K)
-        checks.one_of(("samples", "classes"), centre=centre)
         inverse, directions = formulas.between_classes(means, counts, float(self._eps), centre)
         value = (seen(directions) * inverse.square()).sum() / self.samples
         return value.clamp(min=0).item() if inverse.any() else nan
