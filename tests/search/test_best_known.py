@@ -14,7 +14,7 @@ from lib.models.unconstrained import labels, objective, scores
 from lib.search import best_known as bk
 from lib.search.best_known.__main__ import main
 from lib.search.best_known.initial import KINDS
-from lib.theory import low_rank
+from lib.theory import halves, low_rank
 
 FILES = sorted(bk.FOLDER.glob("*.npz"))
 quick = settings(max_examples=25, deadline=None)
@@ -87,9 +87,19 @@ def test_a_disturbed_frame_falls_back_to_collapse_where_nothing_lower_is_near():
 
 def test_a_short_search_finds_three_classes_below_collapse():
     lam = bk.decay_at(3, 4)
-    found = bk.search(3, 4, lam, seconds=0.01, seed=0, d=4, runs=7)
+    found, effort = bk.search(3, 4, lam, descents=40, seed=0, d=6, runs=16)
     assert found.loss < 0.2 - 1e-3
     assert found.loss == pytest.approx(by_numpy(found), abs=1e-12)
+    counts, lowest = zip(*effort, strict=True)
+    assert counts == (16, 32, 48) and list(lowest) == sorted(lowest, reverse=True)
+    assert found.loss <= lowest[-1] + 1e-11
+
+
+def test_the_halves_are_among_the_starts():
+    K, L = 15, 3
+    lam = bk.decay_at(K, L)
+    factors, _ = bk.initial_factors(K, L, 20, 2, np.random.default_rng(0), kinds=["halves"])
+    assert bk.descend(factors, lam)[1].min() < halves.loss(K, L, lam, 1) + 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -234,7 +244,12 @@ def test_check_reports_a_damaged_file_and_one_under_another_name_and_fails(tmp_p
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [(["1", "4"], "K"), (["3", "1"], "L"), (["3", "4", "--seconds", "0"], "seconds"), (["3", "4", "--loss", "x"], "x")],
+    [
+        (["1", "4"], "K"),
+        (["3", "1"], "L"),
+        (["3", "4", "--descents", "0"], "descents"),
+        (["3", "4", "--loss", "x"], "x"),
+    ],
 )
 def test_a_search_with_wrong_parameters_says_so(tmp_path, arguments, name, capsys):
     assert main(["search", *arguments, "--folder", str(tmp_path)]) == 2
@@ -243,9 +258,13 @@ def test_a_search_with_wrong_parameters_says_so(tmp_path, arguments, name, capsy
 
 
 def test_a_search_that_finds_nothing_lower_stores_nothing(tmp_path, capsys):
-    assert main(["search", "2", "2", "--seconds", "0.01", "--width", "2", "--folder", str(tmp_path)]) == 0
+    once = ["search", "2", "2", "--descents", "48", "--width", "4", "--folder", str(tmp_path)]
+    assert main(once) == 0
     assert "nothing is stored" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+    assert main([*once, "--fresh", "--seed", "3"]) == 0
+    kept = bk.efforts(tmp_path)
+    assert list(kept) == [("mse-K02-L2.npz", 3)] and kept["mse-K02-L2.npz", 3][-1] == pytest.approx([48, 0.2])
 
 
 def test_a_file_that_is_submitted_is_stored_where_it_is_lower(tmp_path, capsys):

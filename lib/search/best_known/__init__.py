@@ -14,18 +14,18 @@ decays they have, at their best scales, the loss of this problem at
 A reader can check the files and beat them::
 
     python -m lib.search.best_known check
-    python -m lib.search.best_known search 6 4 --seconds 60
+    python -m lib.search.best_known search 6 4 --descents 2000
     python -m lib.search.best_known submit mine.npz
 """
 
 from lib.search.best_known.descent import ROUNDS, descend, merged, search, symmetric_search
-from lib.search.best_known.files import FOLDER, TOLERANCE, load, save, stored
-from lib.search.best_known.initial import balanced, initial_factors, perturbed, through, widened
+from lib.search.best_known.files import FOLDER, TOLERANCE, efforts, keep_effort, load, save, stored
+from lib.search.best_known.initial import balanced, initial_factors, perturbed, relocated, through, widened
 from lib.search.best_known.problem import Solution, collapse_cross_entropy, decay_at, describe, ranks, simplex_decay
 
 __all__ = [
     "Solution", "decay_at", "simplex_decay", "collapse_cross_entropy", "describe", "ranks",
-    "FOLDER", "TOLERANCE", "load", "save", "stored",
-    "initial_factors", "perturbed", "widened", "balanced", "through",
+    "FOLDER", "TOLERANCE", "load", "save", "stored", "keep_effort", "efforts",
+    "initial_factors", "perturbed", "relocated", "widened", "balanced", "through",
     "ROUNDS", "descend", "symmetric_search", "merged", "search",
 ]  # fmt: skip

@@ -41,17 +41,22 @@ def check(folder: Folder = best_known.FOLDER) -> None:
 def search(
     K: int,
     L: int,
-    seconds: float = 60.0,
+    descents: Annotated[int, typer.Option(help="how many, 48 at a time")] = 1000,
     seed: int = 0,
     width: Annotated[int | None, typer.Option(help="units per level")] = None,
     loss: Annotated[str, typer.Option(help="mse or ce")] = "mse",
     lam: Annotated[float | None, typer.Option(help="another weight decay than the standard one")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="without the stored solution; keeps the effort")] = False,
     folder: Folder = best_known.FOLDER,
 ) -> None:
     """Search for a lower loss at K classes and L layers, and store what is lower than the file."""
     lam = problem.standard_decay(K, L, loss) if lam is None else lam
     before = _stored(K, L, lam, loss, folder)
-    _offer(best_known.search(K, L, lam, loss, seconds, seed, width, [before.factors] if before else []), before, folder)
+    known = [before.factors] if before and not fresh else []
+    found, effort = best_known.search(K, L, lam, loss, descents, seed, width, known)
+    if fresh:
+        best_known.keep_effort(found, seed, effort, folder)
+    _offer(found, before, folder)
 
 
 @app.command()

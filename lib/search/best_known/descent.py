@@ -11,8 +11,8 @@ value and the slope of the minimum as soon as :math:`\theta` is right, for any :
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -20,13 +20,15 @@ from torch import Tensor
 
 from lib import checks
 from lib.models.unconstrained import LOSSES
-from lib.search.best_known.initial import initial_factors, perturbed, widened
+from lib.search.best_known.initial import initial_factors, perturbed, relocated, widened
 from lib.search.best_known.problem import Solution, check_sizes
 from lib.search.rows import join, lbfgs_rows, split
 from lib.search.smooth_relu import value_and_gradient
 
 #: Widths of the smoothing in :func:`descend`, one per round.
 ROUNDS = (0.1,) * 4 + (0.03,) * 6
+#: A search begins again after so many batches that lowered nothing.
+_STUCK = 15
 _POLISH = (0.03,) * 12 + (0.01,) * 12
 
 
@@ -123,48 +125,62 @@ def search(
     L: int,
     lam: float,
     loss: str = "mse",
-    seconds: float = 30.0,
+    descents: int = 1000,
     seed: int = 0,
     d: int | None = None,
     known: Sequence[Sequence[Tensor]] = (),
     runs: int = 48,
-) -> Solution:
-    """The lowest loss found in a time: random starts and noisy copies of the best so far, in turn; then polished.
+) -> tuple[Solution, list[tuple[int, float]]]:
+    """The lowest loss found, polished: of random starts, and of copies of the best ends with classes moved or noise.
 
-    `d`: units per level, by default twice the classes for few of them, K for many. `known`: factors of solutions,
-    `(out, in)` each, to start from as well. ValueError for K < 2, L < 2, widths, decays or seconds that are not
-    positive, an unknown loss.
+    `descents` is the effort: so many, in batches of `runs`, of the three kinds in turn. A search that gets stuck begins
+    again, from new starts. `d`: units per level, by default five more than classes. `known`: factors of solutions,
+    `(out, in)` each, to start from as well. Returns the solution, and after each batch how many descents there were and
+    the lowest loss so far. ValueError for K < 2, L < 2, widths, decays or descents that are not positive, an unknown
+    loss.
     """
     check_sizes(K, L, layers=2)  # one layer has no ReLU
-    d = (2 * K if K <= 5 else max(10, K + 2) if K <= 10 else K) if d is None else d
-    checks.positive_integers(d=d, runs=runs)
+    d = K + 5 if d is None else d
+    checks.positive_integers(d=d, runs=runs, descents=descents)
     checks.one_of(LOSSES, loss=loss)
-    checks.positive(lam=lam, seconds=seconds)
-    rng, end = np.random.default_rng(seed), time.monotonic() + seconds
+    checks.positive(lam=lam)
     d = max([d, *(max(W.shape[1] for W in factors[1:]) for factors in known)])
-    best = {}  # value, factors and name by the value's first six digits: copies of one solution count once
+    rng, first = np.random.default_rng(seed), itemgetter(0)
+    best, effort = (math.inf, [], ""), []  # value, factors and name of the lowest; descents so far and its value
+    pool, stuck = {}, 0  # ends by the first six digits of their loss, so that copies of one solution count once
+
+    def run(factors, names):
+        nonlocal stuck
+        before, (ends, values) = min(pool, default=math.inf), descend(factors, lam, loss)
+        for i in values.argsort()[:6].tolist():
+            end, key = (values[i].item(), [q[i] for q in ends], names[i]), round(values[i].item(), 6)
+            pool[key] = min(end, pool.get(key, end), key=first)
+        stuck = 0 if min(pool) < before else stuck + 1
+        effort.append((sum(count for count, _ in effort[-1:]) + len(names), min(best[0], pool[min(pool)][0])))
+
+    def polished(end):
+        factors, value = _polished(end[1], lam, loss)
+        return min(best, (value, factors, end[2]), key=first)
 
     def stacked(several):
         return [torch.stack(q) for q in zip(*(widened(factors, d) for factors in several), strict=True)]
 
-    def run(factors, names):
-        ends, values = descend(factors, lam, loss)
-        for i in values.argsort()[:6].tolist():
-            entry = values[i].item(), [q[i] for q in ends], names[i]
-            best[round(entry[0], 6)] = min(entry, best.get(round(entry[0], 6), entry), key=lambda entry: entry[0])
-        return [best[key] for key in sorted(best)[:8]]
-
     if known:
         run(stacked(known), ["known"] * len(known))
-    lowest = run(*initial_factors(K, L, d, runs, rng, loss))
-    while time.monotonic() < end:
-        for _ in range(2):
-            names = [f"{name.removesuffix(', perturbed')}, perturbed" for _, _, name in lowest]
-            copies = perturbed(stacked([factors for _, factors, _ in lowest]), runs, rng)
-            lowest = run(copies, [names[i % len(names)] for i in range(runs)])
-        lowest = run(*initial_factors(K, L, d, runs, rng, loss))
-    factors, value = _polished(lowest[0][1], lam, loss)
-    return Solution(K, L, lam, loss, factors, value, lowest[0][2])
+    while not effort or effort[-1][0] < descents:
+        if stuck == _STUCK:
+            best, stuck = polished(pool[min(pool)]), 0
+            pool.clear()
+        lowest = [pool[key] for key in sorted(pool)[:8]]
+        if not pool or len(effort) % 3 == 0:
+            run(*initial_factors(K, L, d, runs, rng, loss))
+        else:
+            moved, ends = len(effort) % 3 == 1, stacked([factors for _, factors, _ in lowest])
+            names = [f"{name.removesuffix(', moved')}, moved" for _, _, name in lowest]
+            copies = relocated(ends, runs, rng, loss) if moved else perturbed(ends, runs, rng)
+            run(copies, [names[i % len(names)] for i in range(runs)])
+    value, factors, name = polished(pool[min(pool)])
+    return Solution(K, L, lam, loss, factors, value, name), effort
 
 
 def _polished(factors: Sequence[Tensor], lam: float, loss: str) -> tuple[list[Tensor], float]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,27 @@ def stored(kind: str = "mse", folder: Path = FOLDER) -> list[Solution]:
     """Every stored solution of one kind of loss, each evaluated anew, ordered by L, K and decay."""
     solutions = [load(path) for path in Path(folder).glob(f"{kind}-*.npz")]
     return sorted(solutions, key=lambda s: (s.L, s.K, s.lam))
+
+
+def keep_effort(found: Solution, seed: int, effort: Sequence[tuple[int, float]], folder: Path = FOLDER) -> None:
+    """Append what a search that began from nothing met, after how many descents, to `effort.csv`.
+
+    Kept are the first batch, those that lowered the loss, and the last, which has the loss of the solution.
+    """
+    first, *rest = effort
+    lower = [now for before, now in zip(effort, rest, strict=False) if now[1] < before[1]]
+    with open(Path(folder) / "effort.csv", "a", newline="") as file:
+        rows = [first, *lower, (effort[-1][0], found.loss)]
+        csv.writer(file).writerows([found.name, seed, count, f"{value:.12f}"] for count, value in rows)
+
+
+def efforts(folder: Path = FOLDER) -> dict[tuple[str, int], np.ndarray]:
+    """What `effort.csv` holds: by name of the file and seed, rows of descents and lowest loss so far, `(rows, 2)`."""
+    found: dict[tuple[str, int], list] = {}
+    with open(Path(folder) / "effort.csv", newline="") as file:
+        for name, seed, *row in csv.reader(file):
+            found.setdefault((name, int(seed)), []).append([float(value) for value in row])
+    return {key: np.array(rows) for key, rows in found.items()}
 
 
 def _names(L: int) -> list[str]:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lib import checks
-from lib.theory import low_rank
+from lib.models.unconstrained import activations
+from lib.theory import halves, low_rank
 
 #: The kinds of :func:`initial_factors`.
-KINDS = ("product", "sphere", "subsets", "graph", "loops", "polygon", "frame")
+KINDS = ("product", "sphere", "subsets", "graph", "loops", "halves", "polygon", "frame")
 
 
 def balanced(factors: Sequence[Tensor]) -> list[Tensor]:
@@ -34,13 +35,15 @@ def through(M: Tensor, R: Tensor, L: int, loss: str = "mse") -> list[Tensor]:
     H, W = s.sqrt()[:, :, None] * V, U * s.sqrt()[:, None, :]
     onto = M @ torch.linalg.pinv(M, rtol=1e-6)
     middle = [onto] * max(L - 3, 0) + ([R @ onto] if L > 2 else [])
-    top = (R @ M).clamp(min=0)
+    return balanced([H, W, *middle, _ridge((R @ M).clamp(min=0), loss)])
+
+
+def _ridge(top: Tensor, loss: str) -> Tensor:
+    """The last factors `(runs, K, d)` that fit the classes to what they read, `top: (runs, d, K)`."""
     gram = top.mT @ top
     ridge = 0.05 * gram.diagonal(dim1=-2, dim2=-1).mean(1)[:, None, None] + 1e-9
-    last = torch.linalg.solve(gram + ridge * torch.eye(M.shape[2], dtype=M.dtype), top.mT)
-    if loss == "ce":
-        last = 4 * (last - last.mean(1, keepdim=True))
-    return balanced([H, W, *middle, last])
+    last = torch.linalg.solve(gram + ridge * torch.eye(top.shape[2], dtype=top.dtype), top.mT)
+    return 4 * (last - last.mean(1, keepdim=True)) if loss == "ce" else last
 
 
 def initial_factors(
@@ -50,8 +53,9 @@ def initial_factors(
 
     Class means of the kind "product" are a non-negative matrix of random rank; "sphere": points on a sphere of random
     dimension, seen by random half-spaces; "subsets": each unit fires for a random set of classes; "graph": the
-    incidence matrix of a random graph with K edges; "loops": the same with loops; "polygon": a regular polygon;
-    "frame": one unit per class. With loss "exact" without the last factor. ValueError for another kind.
+    incidence matrix of a random graph with K edges; "loops": the same with loops; "halves": such a graph, whose last
+    level has the halves of its vertices; "polygon": a regular polygon; "frame": one unit per class. With loss "exact"
+    without the last factor. ValueError for another kind.
     """
     names = [kinds[i % len(kinds)] for i in range(runs)]
     M = torch.from_numpy(np.stack([_random_means(kind, K, d, rng) for kind in names]))
@@ -59,6 +63,10 @@ def initial_factors(
     own = torch.eye(K, dtype=M.dtype)[torch.arange(d) % K] - torch.from_numpy(rng.uniform(0, 1.5, (runs, 1, 1))) / K
     chosen = torch.from_numpy(rng.random(runs) < 0.6)[:, None, None]
     R = torch.where(chosen, own @ torch.linalg.pinv(M, rtol=1e-6), torch.from_numpy(rng.standard_normal((runs, d, d))))
+    for i, kind in enumerate(names):
+        if kind == "halves":
+            signs = halves.half_signs(_even(K))
+            R[i, :, : signs.shape[1]] = signs[rng.permutation(len(signs))[np.arange(d) % len(signs)], :d]
     factors = through(M, R, L, loss)
     return perturbed(factors[:-1] if loss == "exact" else factors, runs, rng, (0.02, 0.1, 0.3)), names
 
@@ -83,10 +91,15 @@ def _random_means(kind: str, K: int, d: int, rng: np.random.Generator) -> np.nda
         M = np.eye(d, K)
     else:
         least = next(v for v in range(2, K + 2) if v * (v - 1) // 2 + v * (kind == "loops") >= K)
-        v = int(rng.integers(least, max(least, min(K, d)) + 1))
+        v = _even(K) if kind == "halves" else int(rng.integers(least, max(least, min(K, d)) + 1))
         edges = [(a, b) for a in range(v) for b in range(a)] + [(a,) for a in range(v) if kind == "loops"]
         M = low_rank.incidence([edges[i] for i in rng.choice(len(edges), K, replace=False)], d).numpy()
     return M / np.linalg.norm(M, axis=0).clip(1e-9)
+
+
+def _even(K: int) -> int:
+    """The least even number, four or more, of vertices that have K edges between them."""
+    return next(v for v in range(4, K + 5, 2) if v * (v - 1) // 2 >= K)
 
 
 def perturbed(
@@ -102,6 +115,22 @@ def perturbed(
         scale = size * q.flatten(1).norm(dim=1) / math.sqrt(q[0].numel())
         noisy.append(q + scale[:, None, None] * torch.from_numpy(rng.standard_normal(tuple(q.shape))))
     return noisy
+
+
+def relocated(factors: Sequence[Tensor], runs: int, rng: np.random.Generator, loss: str = "mse") -> list[Tensor]:
+    """Slightly noisy copies of given runs, in turn, in which one class or two have moved, with `W_L` fitted anew.
+
+    A class that moves has features between those of up to three others. Factors `(runs, out, in)`.
+    """
+    H, *Ws = perturbed(factors, runs, rng, (0.01, 0.05, 0.1))
+    K = H.shape[2]
+    for run in H:
+        for c in rng.choice(K, int(rng.integers(1, 3)), replace=False):
+            others = rng.permutation(np.delete(np.arange(K), c))[: rng.integers(1, 4)]
+            weights = rng.dirichlet(np.ones(len(others))) * rng.uniform(0.8, 1.3)
+            run[:, c] = run[:, others] @ torch.from_numpy(weights)
+    top = activations(H, Ws, relu=True)[-1]
+    return balanced([H, *Ws[:-1], _ridge(top, loss)])
 
 
 def widened(factors: Sequence[Tensor], d: int) -> list[Tensor]:
