@@ -46,16 +46,15 @@ def search(
     width: Annotated[int | None, typer.Option(help="units per level")] = None,
     loss: Annotated[str, typer.Option(help="mse or ce")] = "mse",
     lam: Annotated[float | None, typer.Option(help="another weight decay than the standard one")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="without the stored solution; keeps the effort")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="do not start from the stored solution")] = False,
     folder: Folder = best_known.FOLDER,
 ) -> None:
-    """Search for a lower loss at K classes and L layers, and store what is lower than the file."""
+    """Search for a lower loss at K classes and L layers, store what is lower than the file, and note the effort."""
     lam = problem.standard_decay(K, L, loss) if lam is None else lam
     before = _stored(K, L, lam, loss, folder)
     known = [before.factors] if before and not fresh else []
     found, effort = best_known.search(K, L, lam, loss, descents, seed, width, known)
-    if fresh:
-        best_known.keep_effort(found, seed, effort, folder)
+    best_known.keep_effort(found, effort, folder)
     _offer(found, before, folder)
 
 

@@ -88,7 +88,7 @@ def _descend(x, factors_of, gradient_of, lam, loss, rounds, iterations, toleranc
             value, gradients, _ = risk(x, lam, relu_around(slopes, eps))
             return value, gradient_of(gradients)
 
-        x = lbfgs_rows(function, x, [lam, *slopes], iterations, tolerance)
+        x = lbfgs_rows(function, x, [lam, *slopes], iterations, tolerance, memory=8)
         slopes = risk(x, lam, relu_around(slopes, eps))[2]
         value = with_relus(x)[0]
         lower = value < best_value

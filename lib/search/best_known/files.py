@@ -75,25 +75,27 @@ def stored(kind: str = "mse", folder: Path = FOLDER) -> list[Solution]:
     return sorted(solutions, key=lambda s: (s.L, s.K, s.lam))
 
 
-def keep_effort(found: Solution, seed: int, effort: Sequence[tuple[int, float]], folder: Path = FOLDER) -> None:
-    """Append what a search that began from nothing met, after how many descents, to `effort.csv`.
+def keep_effort(found: Solution, effort: Sequence[tuple[int, float]], folder: Path = FOLDER) -> None:
+    """Add what a search met, after how many descents, to `effort.csv`, where searches of one problem are one.
 
     Kept are the first batch, those that lowered the loss, and the last, which has the loss of the solution.
     """
-    first, *rest = effort
-    lower = [now for before, now in zip(effort, rest, strict=False) if now[1] < before[1]]
+    earlier, lowest = efforts(folder).get(found.name, np.array([[0, np.inf]]))[-1]
+    rows = [(earlier + count, min(value, lowest)) for count, value in [*effort, (effort[-1][0], found.loss)]]
+    lower = [now for before, now in zip(rows, rows[1:-1], strict=False) if now[1] < before[1]]
     with open(Path(folder) / "effort.csv", "a", newline="") as file:
-        rows = [first, *lower, (effort[-1][0], found.loss)]
-        csv.writer(file).writerows([found.name, seed, count, f"{value:.12f}"] for count, value in rows)
+        kept = [rows[0], *lower, rows[-1]]
+        csv.writer(file).writerows([found.name, int(count), f"{value:.12f}"] for count, value in kept)
 
 
-def efforts(folder: Path = FOLDER) -> dict[tuple[str, int], np.ndarray]:
-    """What `effort.csv` holds: by name of the file and seed, rows of descents and lowest loss so far, `(rows, 2)`."""
-    found: dict[tuple[str, int], list] = {}
-    with open(Path(folder) / "effort.csv", newline="") as file:
-        for name, seed, *row in csv.reader(file):
-            found.setdefault((name, int(seed)), []).append([float(value) for value in row])
-    return {key: np.array(rows) for key, rows in found.items()}
+def efforts(folder: Path = FOLDER) -> dict[str, np.ndarray]:
+    """What `effort.csv` holds: by name of the solution's file, rows of descents and lowest loss so far, `(rows, 2)`."""
+    found: dict[str, list] = {}
+    if (path := Path(folder) / "effort.csv").exists():
+        with open(path, newline="") as file:
+            for name, *row in csv.reader(file):
+                found.setdefault(name, []).append([float(value) for value in row])
+    return {name: np.array(rows) for name, rows in found.items()}
 
 
 def _names(L: int) -> list[str]:
