@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from packaging.requirements import Requirement
 
 from lib.book import chapters
@@ -110,6 +111,13 @@ def test_the_constraints_pin_everything_that_the_pinned_packages_bring_along():
 @pytest.mark.parametrize("wanted", RANGES, ids=str)
 def test_the_pins_lie_within_the_ranges_of_the_package(wanted):
     assert wanted.specifier.contains(pinned("requirements.txt")[name_of(wanted)])
+
+
+def test_the_book_its_package_and_its_list_of_changes_are_of_one_version():
+    book = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf8"))
+    newest = re.search(r"^## ([\d.]+) \(([\d-]+)\)$", (ROOT / "CHANGELOG.md").read_text("utf8"), re.MULTILINE)
+    assert [book["version"], str(book["date-released"])] == [*newest.groups()]
+    assert book["version"] == PROJECT["project"]["version"]
 
 
 def test_the_ranges_begin_at_the_versions_that_the_book_names():

@@ -175,7 +175,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             note = _run_note(page)
         prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         for cell in prose:
-            cell.source = tables.measured_by(errata.expand(cell.source, measured), measured)
+            cell.source = _cite(tables.measured_by(errata.expand(cell.source, measured), measured), root)
         if page not in missing:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
@@ -186,7 +186,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     for page in everything:
         if page.is_chapter:
             continue
-        text = api.fill(page.text)
+        text = _cite(api.fill(page.text), root)
         if "<!-- ledger -->" in text:
             statements = tables.places({chapter.short: chapter.text for chapter in chapters})
             text = text.replace("<!-- ledger -->", tables.ledger(records, kept, statements))
@@ -201,7 +201,41 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     for path in (*fixed, *(root / "_static").rglob("*"), *pictures):
         if path.is_file():
             files[path.relative_to(root).as_posix()] = path.read_bytes()
+    if config := files.get("_config.yml"):
+        files["_config.yml"] = _cite(config.decode(), root).encode()
     return files, records, missing
+
+
+def _cite(text: str, root: Path) -> str:
+    """`<!-- cite authors -->`, and `version` and `button` likewise, replaced by what CITATION.cff says."""
+    mark = r"<!-- cite (authors|version|button) -->"
+    if not re.search(mark, text):
+        return text
+    try:
+        about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
+        names = [one.get("name") or f"{one['given-names']} {one['family-names']}" for one in about["authors"]]
+        entry = f"""@misc{{how-representations-collapse,
+  title  = {{{{{about["title"]}}}}},
+  author = {{{" and ".join(f"{{{name}}}" for name in names)}}},
+  year   = {{{about["date-released"].year}}},
+  note   = {{Version {about["version"]}}}
+}}"""
+    except (OSError, AttributeError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise SiteError(f"CITATION.cff does not say how to cite the book: {error!r}") from error
+    button = f"""```{{raw}} html
+<p><button class="cite" type="button" hidden>Copy the BibTeX entry</button>
+<span class="cite-said" role="status"></span></p>
+```
+
+::::{{dropdown}} BibTeX entry
+:class-container: cite-entry
+
+```bibtex
+{entry}
+```
+::::"""
+    parts = {"authors": ", ".join(names), "version": str(about["version"]), "button": button}
+    return re.sub(mark, lambda match: parts[match[1]], text)
 
 
 def _without_results(page: Page):

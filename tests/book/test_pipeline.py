@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import kill
@@ -47,6 +47,7 @@ print("decided")
 
 ## The end
 """
+VERSION = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
 NOTES = """import os
 from lib.ledger import notes
 from lib.runs import devices
@@ -66,7 +67,7 @@ def built_once(tmp_path_factory):
     made.chapter("feature-collapse", "pass", prose=SECTION, part="errata")
     made.chapter("two", NOTES, parameters='device = "auto"')
     shown = "<!-- errata -->\n\n```{eval-rst}\n.. autofunction:: lib.helper.answer\n```\n\n<!-- ledger -->\n"
-    made.write("chapters/back/ledger.md", f"# Ledger\n\n{shown}")
+    made.write("chapters/back/ledger.md", f"# Ledger\n\n<!-- cite button -->\n\n{shown}")
     made.with_library()
     made.output = made.run("build", "--seed", "7", "--jobs", "1", OMP_NUM_THREADS=None)
     return made
@@ -366,6 +367,22 @@ def test_claims_json_has_a_row_for_every_declared_claim(built_once):
     assert (one["id"], one["measured"]["x"], one["chapter"]) == ("fc-one", 42, "part/one")
     assert (two["id"], two["verdict"]) == ("fc-two", "not run")
     assert "fc-one" in built_once.run("claims")
+
+
+def test_every_page_says_its_version_and_one_how_the_book_is_cited(built_once, monkeypatch):
+    for name in ("intro", "part/one", "back/ledger"):
+        assert f"<p>Version {VERSION}</p>" in built_once.html(name)
+    page = re.sub("<[^>]*>", "", built_once.html("back/ledger"))
+    assert (
+        "author = {{The authors of How Representations Collapse}}" in page and f"note   = {{Version {VERSION}}}" in page
+    )
+    person = {"given-names": "Ada", "family-names": "Bee"}
+    about = {"title": "T", "authors": [person, {"name": "Group"}], "date-released": date(2027, 1, 2), "version": 3}
+    monkeypatch.setattr(site.yaml, "safe_load", lambda _: about)
+    assert site._cite("<!-- cite authors --> <!-- cite version -->", ROOT) == "Ada Bee, Group 3"
+    assert "{{Ada Bee} and {Group}},\n  year   = {2027}" in site._cite("<!-- cite button -->", ROOT)
+    with pytest.raises(site.SiteError, match="CITATION.cff does not say"):
+        site._cite("<!-- cite authors -->", built_once.root / "part")
 
 
 def test_an_erratum_is_shown_on_the_page_of_its_paper(built_once):

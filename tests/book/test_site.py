@@ -77,6 +77,25 @@ def test_the_entry_page_leads_into_the_book(tab, address):
     assert tab.problems == []
 
 
+def test_the_bibtex_entry_is_copied_by_the_keyboard_and_can_be_read_without_javascript(browser, address):
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
+    page.locator("button.cite").press("Enter")
+    page.wait_for_function("() => document.querySelector('.cite-said').textContent === 'Copied.'")
+    assert re.fullmatch(r"@misc\{.*\}\s*", page.evaluate("() => navigator.clipboard.readText()"), re.DOTALL)
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed')) }")
+    page.locator("button.cite").press("Enter")
+    page.wait_for_function("() => getSelection().toString().startsWith('@misc{')")
+    context.close()
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
+    page.locator("details.cite-entry summary").click()
+    assert page.locator("details.cite-entry pre").inner_text().startswith("@misc{")
+    assert not page.locator("button.cite").is_visible()
+    page.close()
+
+
 def test_search_finds_a_term_of_the_book(tab, address):
     tab.goto(f"{address}/search.html?q=type-III", wait_until="load")
     tab.wait_for_selector("#search-results li a")
