@@ -4,6 +4,7 @@
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make lint    check the code's form          make clean   remove _build
+# make diff    say which verdicts and values changed since an older build (OLD=claims.json)
 # make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")
 # make constraints   renew constraints.txt, which pins what the packages of requirements.txt bring along
 # make record  keep what chapters executed with PROFILE=paper measured in recorded/ (CHAPTER=path-or-glob[,...])
@@ -14,7 +15,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # A value that is given goes into the environment as it is, where commands find it: make would expand it, a shell run it.
-given := $(foreach name,PROFILE CHAPTER DEVICE SEED JOBS DATA TESTS BENCH LAB VENV PYTHON,\
+given := $(foreach name,PROFILE CHAPTER DEVICE SEED JOBS OLD DATA TESTS BENCH LAB VENV PYTHON,\
   $(if $(filter command environment file,$(origin $(name))),$(name)))
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
 $(if $(filter 1,$(words $(VENV))),,$(error VENV = '$(VENV)': a folder whose name has no space is needed))
@@ -22,13 +23,13 @@ $(if $(filter 1,$(words $(VENV))),,$(error VENV = '$(VENV)': a folder whose name
 python := "$$VENV"/bin/python
 pip    := -m pip install -qq --disable-pip-version-check
 
-.PHONY: book execute publish status claims data record test lab bench lint constraints clean
+.PHONY: book execute publish status claims diff data record test lab bench lint constraints clean
 .DEFAULT_GOAL := book
 
 book execute: $(VENV)/.ready
 	@$(python) -m lib.book $(if $(filter execute,$@),execute,build)
 
-publish claims status record: $(VENV)/.ready
+publish claims diff status record: $(VENV)/.ready
 	@$(python) -m lib.book $@
 
 data: $(VENV)/.ready

@@ -14,7 +14,7 @@ from lib.book import chapters, run
 
 COMMANDS = {
     "book": ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS"), "status": ("CHAPTER",), "record": ("CHAPTER",),
-    "test": ("TESTS",), "bench": ("BENCH",), "lab": ("LAB",), "data": ("DATA",),
+    "test": ("TESTS",), "bench": ("BENCH",), "lab": ("LAB",), "data": ("DATA",), "diff": ("OLD",),
 }  # fmt: skip
 HOSTILE = "`touch struck` $(touch struck) $(shell touch struck) \"; touch struck; \" '; touch struck; '"
 

@@ -1,4 +1,4 @@
-"""The command line: python -m lib.book build|execute|publish|status|claims|record."""
+"""The command line: python -m lib.book build|execute|publish|status|claims|diff|record."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import signal
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from lib.book import chapters, records, run, site
+from lib.book.changes import changes
 from lib.ledger import claims as ledger
 from lib.ledger import declarations, errata
 from lib.ledger.profiles import PROFILES
@@ -26,7 +28,7 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
-VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS")  # of the environment: what `make` was given
+VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # of the environment: what `make` was given
 Profile = typer.Option("laptop", envvar="PROFILE", help=f"One of {', '.join(PROFILES)}.")
 Chapter = typer.Option("", envvar="CHAPTER", help="A path or glob, several with commas between; else all chapters.")
 Device = typer.Option("auto", envvar="DEVICE", help=f"One of {', '.join(chapters.DEVICES)}.")
@@ -36,6 +38,7 @@ Jobs = typer.Option(
     help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
     f"each: one for each core at most, and by default at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
 )  # fmt: skip
+Old = typer.Option("", envvar="OLD", help="The claims.json of an older build.")
 Force = typer.Option(False, "--force", help="Execute also what is up to date.")
 
 
@@ -128,6 +131,15 @@ def claims():
     counts = Counter(row["verdict"] for row in rows)
     console.print(f"{len(rows)} claims: " + ", ".join(f"{number} {name}" for name, number in counts.most_common()))
     console.print(str(chapters.BUILD / "claims.json"))
+
+
+@command
+def diff(old: str = Old):
+    """Say which verdicts and values changed between an older claims.json and that of the present build."""
+    if not old:
+        raise chapters.BadInput("OLD names the claims.json of the older build: make diff OLD=claims.json")
+    for line in changes(Path(old), chapters.BUILD / "claims.json"):
+        console.print(line)
 
 
 @command

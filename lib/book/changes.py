@@ -1,0 +1,56 @@
+"""What changed between the claims of two builds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from lib.book.chapters import BadInput
+
+
+def changes(old: Path, new: Path) -> list[str]:
+    """What to print about two files claims.json: claims that came, went, or have another verdict or other values.
+
+    A claim has a line, its quantities an indented line each; numbers that differ by a millionth or less are equal. The
+    last line counts. BadInput for a file that cannot be read or is none of a build.
+    """
+    before, after = _rows(old), _rows(new)
+    lines = [f"removed: {name} ({before[name]['verdict']})" for name in before if name not in after]
+    removed, changed, added = len(lines), 0, 0
+    for name, row in after.items():
+        if name not in before:
+            lines.append(f"added: {name} ({row['verdict']})")
+            added += 1
+            continue
+        verdicts = list(dict.fromkeys((before[name]["verdict"], row["verdict"])))
+        values = [each["measured"] for each in (before[name], row)]
+        differ = [key for key in {**values[0], **values[1]} if not _same(*(each.get(key) for each in values))]
+        if len(verdicts) > 1 or differ:
+            shown = {key: [json.dumps(each.get(key), ensure_ascii=False) for each in values] for key in differ}
+            lines += [f"{name}: {' -> '.join(verdicts)}", *(f"    {key}: {' -> '.join(shown[key])}" for key in differ)]
+            changed += 1
+    return [*lines, f"{changed} of {len(after)} claims changed, {added} added, {removed} removed"]
+
+
+def _rows(path: Path) -> dict[str, dict]:
+    try:
+        rows = json.loads(path.read_bytes())
+        types = {"id": str, "verdict": str, "measured": dict}
+        if isinstance(rows, list) and all(isinstance(row[key], kind) for row in rows for key, kind in types.items()):
+            return {row["id"]: row for row in rows}
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is not JSON: {error}") from error
+    except (TypeError, KeyError):
+        pass
+    raise BadInput(f"{path} is JSON, but not the claims.json of a build")
+
+
+def _same(old, new) -> bool:
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_same, old, new))
+    if {type(old), type(new)} <= {int, float}:
+        return math.isclose(old, new, rel_tol=1e-6) or (old != old and new != new)
+    return type(old) is type(new) and old == new

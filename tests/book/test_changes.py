@@ -1,0 +1,68 @@
+"""What changed between two builds is said claim by claim, and nothing else is."""
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from lib.book import __main__ as command_line
+from lib.book import chapters
+
+
+@pytest.fixture
+def diff(tmp_path, monkeypatch):
+    """The exit status of the command and the lines that it prints, given two files' contents."""
+
+    def of(old, new, path=tmp_path / "old.json"):
+        console = Console(file=io.StringIO(), soft_wrap=True, highlight=False, markup=False)
+        monkeypatch.setattr(command_line, "console", console)
+        monkeypatch.setattr(chapters, "BUILD", tmp_path)
+        for file, content in ((tmp_path / "old.json", old), (tmp_path / "claims.json", new)):
+            file.write_text(content if isinstance(content, str) else json.dumps(content))
+        status = command_line.app(["diff", "--old", str(path)], standalone_mode=False)
+        return status, console.file.getvalue().splitlines()
+
+    return of
+
+
+def row(name, verdict="reproduced", **measured):
+    return {"id": name, "verdict": verdict, "measured": measured, "seconds": len(name)}
+
+
+def test_verdicts_values_and_claims_that_changed_have_a_line_and_what_is_the_same_has_none(diff):
+    old = [
+        row("same", a=[1.0, math.nan], b="x", c=True),
+        row("gone"),
+        row("judged", a=1),
+        row("moved", a=[1, 2.0], b=2),
+    ]
+    new = [row("same", a=[1 + 9e-7, math.nan], b="x", c=True), row("judged", "not run"),
+           row("moved", a=[1, 2.00001], b=2.0), row("new")]  # fmt: skip
+    assert diff(old, new) == (0, [
+        "removed: gone (reproduced)",
+        "judged: reproduced -> not run", "    a: 1 -> null",
+        "moved: reproduced", "    a: [1, 2.0] -> [1, 2.00001]",
+        "added: new (reproduced)",
+        "2 of 4 claims changed, 1 added, 1 removed",
+    ])  # fmt: skip
+    assert diff(new, new) == (0, ["0 of 4 claims changed, 0 added, 0 removed"])
+    assert diff([row("a", x=True)], [row("a", x=1)])[1][1] == "    x: true -> 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "is not JSON"), ("[" * 10**5, "is not JSON"), ('{"a": 1}', "not the claims.json"),
+     ("{}", "not the claims.json"), ('[{"id": "a", "verdict": 1, "measured": {}}]', "not the claims.json")],
+)  # fmt: skip
+def test_a_file_that_no_build_wrote_is_said_in_one_sentence(diff, content, said):
+    status, (line,) = diff(content, [])
+    assert status == 2 and "old.json" in line and said in line
+
+
+def test_a_file_that_is_not_there_is_named_and_so_is_what_was_not_given(diff, tmp_path):
+    assert diff([], [], tmp_path / "none")[1] == [f"error: {tmp_path}/none cannot be read: No such file or directory"]
+    assert "Is a directory" in diff([], [], tmp_path)[1][0]
+    status, (line,) = diff([], [], "")
+    assert status == 2 and "make diff OLD=" in line
