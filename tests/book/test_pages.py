@@ -159,6 +159,14 @@ def test_a_page_shows_the_code_that_it_is_about_and_folds_the_rest(page):
     assert len(lines) <= (250 if read_for_its_code else 120)
 
 
+@pytest.mark.parametrize("name", [name for name in CHAPTERS if name.endswith("/exercises")])
+def test_an_exercise_has_a_level_and_a_hint_before_its_solution(name):
+    for exercise in re.split(r"^```\{exercise\}", (ROOT / f"{name}.md").read_text("utf8"), flags=re.MULTILINE)[1:]:
+        task, _, solution = exercise.partition("```{solution-start}")
+        assert re.search(r"^\*Level [123] of 3\.\* ", task, re.MULTILINE), task[:80]
+        assert "```{dropdown} Hint\n" in task and "```{solution-end}" in solution, task[:80]
+
+
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_printed_output_is_short(name, article):
     for element in article(name).select(".output.stream"):
