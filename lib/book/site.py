@@ -56,9 +56,9 @@ def with_results(page: Page):
             result = next(results)
             cell.outputs, cell.execution_count = result.outputs, result.execution_count
         if injected and "parameters" in cell.metadata.get("tags", []):
-            prompts = {"code_prompt_show": "Parameters of this build", "code_prompt_hide": "Hide"}
-            metadata = {"tags": ["injected-parameters", "hide-input"], "mystnb": prompts}
-            composed.append(nbformat.v4.new_code_cell(injected[0].source, metadata=metadata, id="injected"))
+            source = injected[0].source.replace("# Parameters", "# Parameters of this build", 1)
+            metadata = {"tags": ["injected-parameters"]}
+            composed.append(nbformat.v4.new_code_cell(source, metadata=metadata, id="injected"))
             composed[-1].execution_count = injected[0].execution_count
     notebook.cells = composed
     notebook.metadata["language_info"] = executed.metadata.get("language_info", {})
@@ -168,17 +168,19 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     records = [record for page, found in notebooks.items() if found for record in render_claims(found, page)]
     measured = {record["id"]: record for record in records}
     for page, notebook in notebooks.items():
+        opening = [] if notebook is None else _opening(notebook)
         if notebook is None:
             notebook = _without_results(page)
             note = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
         else:
-            note = _run_note(page)
+            note = _run_note(page, opening)
         prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         for cell in prose:
             cell.source = _cite(tables.measured_by(errata.expand(cell.source, measured), measured), root)
         if page not in missing:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
+        notebook.cells = [cell for cell in notebook.cells if cell not in opening]
         _insert_note(notebook, note)
         for cell in prose:
             cell.source = _link_chapters(cell.source, page, everything)
@@ -247,8 +249,22 @@ def _without_results(page: Page):
     return notebook
 
 
-def _run_note(page: Page) -> str:
-    """How the reader runs the chapter, and how what is shown was run."""
+def _opening(notebook) -> list:
+    """The cells that prepare a page: up to its first output the settings, and what is folded before all other code."""
+    opening, folded = [], True
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        if cell.outputs:
+            break
+        settings = "pick(SETTINGS, profile)" in cell.source
+        tags = {"parameters", "injected-parameters", "hide-input"} & set(cell.metadata.get("tags", []))
+        folded = folded and bool(tags or settings)
+        if folded or settings:
+            opening.append(cell)
+    return opening
+
+
+def _run_note(page: Page, opening: list) -> str:
+    """How the reader runs the chapter, how what is shown was run, and the code that opens it."""
 
     def code(value) -> str:  # between more backticks than it has in a row, on one line
         text = " ".join(str(value).split())
@@ -266,8 +282,9 @@ def _run_note(page: Page) -> str:
     rest = "".join(f", {name} {code(value)}" for name, value in parameters.items())
     took = f"{seconds:.0f} s" if (seconds := about["seconds"]) < 100 else f"{seconds / 60:.1f} min"
     name = page.name.rpartition("/")[2]
-    return f"""::::{{dropdown}} Run this chapter yourself
-:class-container: run-note
+    source = "\n\n".join(cell.source.strip() for cell in opening)
+    fence = "`" * (1 + max(map(len, re.findall("``+", source)), default=2))
+    return f"""<details class="run-note"><summary>Run, change, download this page</summary>
 
 ```bash
 {command}
@@ -279,7 +296,17 @@ executes this chapter and renders the book. Change its parameters or its code an
 
 - {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`
 - {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`
-::::"""
+
+<p class="code-switch" hidden><button type="button" value="shown">Show all code</button>
+<button type="button" value="hidden">Hide all code</button></p>
+
+The page opens with this code:
+
+{fence}ipython3
+{source}
+{fence}
+
+</details>"""
 
 
 def _insert_note(notebook, note: str) -> None:

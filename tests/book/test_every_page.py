@@ -35,6 +35,8 @@ def visit(browser, address):
         page = opened(browser)
         page.goto(f"{address}/{name}.html", wait_until="load")
         typeset(page)
+        # with all code in sight
+        page.evaluate("() => document.querySelectorAll('.run-note, .above-input').forEach(one => { one.open = true })")
         seen = {"title": page.title(), "sideways": {}}
         # pictures are loaded when they come into view: bring all of them there
         page.evaluate("() => document.querySelectorAll('img').forEach(image => { image.loading = 'eager' })")

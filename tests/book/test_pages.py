@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -129,6 +130,24 @@ def test_a_page_opens_with_a_paragraph_that_says_what_it_shows(name, article):
     first = next(one for one in after if "run-note" not in classes(one) and one.name != "span")
     assert first.name == "p", "no paragraph stands right under the title"
     assert len(text(first).split()) >= 12, text(first)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_code_that_prepares_a_page_stands_in_the_line_under_its_title(name, article):
+    line = next(one for one in article(name).h1.find_next_siblings() if one.name != "span")
+    assert classes(line) == {"run-note"} and 'profile = "smoke"' in line.get_text()
+    cells = article(name).select("div.cell")
+    assert not any({"tag_parameters", "tag_injected-parameters"} & classes(cell) for cell in cells)
+    assert cells[0].select_one(".cell_output") or "tag_hide-input" not in classes(cells[0])
+    silent = itertools.takewhile(lambda cell: not cell.select_one(".cell_output"), cells)
+    assert not any("pick(SETTINGS, profile)" in cell.get_text() for cell in silent)
+    assert "import " in line.get_text() or "import " in cells[0].get_text(), "they are where something is shown"
+
+
+def test_the_first_figure_stands_right_under_the_first_sentence_of_the_book(article):
+    sentence, cell = [one for one in article(PAGES[0]).h1.find_next_siblings() if one.name != "span"][1:3]
+    assert sentence.name == "p" and text(sentence).count(".") == 1
+    assert cell.select_one("figure img")
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

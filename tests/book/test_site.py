@@ -23,6 +23,7 @@ def test_text_stands_out_from_its_background_in_both_themes(browser, address, na
     page.route("**/mathjax/**", lambda route: route.abort())
     page.goto(f"{address}/{name}.html", wait_until="load")
     assert page.evaluate("() => document.documentElement.dataset.theme") == theme
+    page.evaluate("() => document.querySelectorAll('.run-note').forEach(line => { line.open = true })")
     page.evaluate("() => [...document.querySelectorAll('div.highlight')].slice(6).forEach(part => part.remove())")
     page.evaluate(AXE_SCRIPT)
     assert page.evaluate(AXE, {"runOnly": ["color-contrast"]}) == []
@@ -203,6 +204,43 @@ def test_every_chapter_tells_how_to_run_it_and_offers_its_notebook(smoke_book, n
     (injected,) = (cell for cell in code if "injected-parameters" in cell["metadata"].get("tags", []))
     assert 'profile = "smoke"' in "".join(injected["source"])
     assert any(cell["outputs"] for cell in code)
+
+
+def test_the_code_of_a_page_is_shown_and_hidden_from_the_line_under_its_title(tab, address):
+    tab.goto(f"{address}/chapters/feature-collapse/theorems.html", wait_until="load")
+    code, results, line = (tab.locator(part) for part in (".cell_input", ".cell_output:visible", ".run-note summary"))
+    shown, hidden = (tab.get_by_role("button", name=f"{verb} all code") for verb in ("Show", "Hide"))
+    as_written, of_results = code.locator("visible=true").count(), results.count()
+    assert 0 < as_written < code.count()
+
+    def press(button, key, expected):
+        button.press(key)
+        assert code.locator("visible=true").count() == expected
+        assert results.count() == of_results
+        return button.get_attribute("aria-pressed")
+
+    line.press("Enter")
+    assert press(hidden, "Enter", 0) == "true"
+    tab.reload(wait_until="load")
+    assert code.locator("visible=true").count() == 0, "the choice is remembered"
+    line.press("Enter")
+    assert press(shown, " ", code.count()) == "true"
+    assert hidden.get_attribute("aria-pressed") == "false"
+    assert press(shown, "Enter", as_written) == "false"
+    assert tab.problems == []
+
+
+def test_without_scripts_there_is_no_switch_and_code_is_folded(browser, address):
+    page = opened(browser, java_script_enabled=False)
+    page.goto(f"{address}/chapters/feature-collapse/theorems.html", wait_until="load")
+    page.locator(".run-note summary").click()
+    assert page.locator(".run-note pre").last.is_visible()
+    assert page.locator(".code-switch button:visible").count() == 0
+    fold = page.locator("details.above-input").first
+    assert not fold.locator(".cell_input").is_visible()
+    fold.locator("summary").click()
+    assert fold.locator(".cell_input").is_visible()
+    page.close()
 
 
 def test_the_smoke_profile_claims_nothing(smoke_book):
