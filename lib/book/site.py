@@ -182,6 +182,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         files[f"downloads/{page.name}.md"] = page.text.encode()
         notebook.cells = [cell for cell in notebook.cells if cell not in opening]
         _insert_note(notebook, note)
+        _fold_audit(notebook)
         for cell in prose:
             cell.source = _link_chapters(cell.source, page, everything)
         files[f"{page.name}.ipynb"] = nbformat.writes(notebook).encode()
@@ -315,6 +316,16 @@ def _insert_note(notebook, note: str) -> None:
         if cell.cell_type == "markdown" and (heading := re.search(r"^# .*$", cell.source, re.MULTILINE)):
             cell.source = f"{cell.source[: heading.end()]}\n\n{note}\n{cell.source[heading.end() :]}"
             return
+
+
+def _fold_audit(notebook) -> None:
+    """Fold what stands below the last heading of a page that says before it what to remember."""
+    prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+    if any(re.search("^## What to remember$", cell.source, re.MULTILINE) for cell in prose):
+        heading, fold = "^## What was measured$", '\n\n<details class="audit"><summary>The list</summary>\n\n'
+        for cell in prose:
+            cell.source = re.sub(heading, lambda match: match[0] + fold, cell.source, flags=re.MULTILINE)
+        notebook.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
 
 
 def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:

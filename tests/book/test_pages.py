@@ -151,9 +151,20 @@ def test_the_first_figure_stands_right_under_the_first_sentence_of_the_book(arti
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
-def test_a_chapter_that_checks_claims_ends_with_what_was_measured(name, article):
+def test_a_chapter_that_checks_claims_ends_with_what_to_remember_and_what_was_measured(name, article):
     if article(name).select(".claim"):
-        assert [words for level, words in headings(article(name)) if level == 2][-1] == "What was measured"
+        last = [words for level, words in headings(article(name)) if level == 2][-2:]
+        assert last == ["What to remember", "What was measured"]
+        remember, audit = article(name).select_one("#what-to-remember"), article(name).select_one("#what-was-measured")
+        assert len(remember.select("div.math")) == 1 and len(remember.select('a[href*="#fig-"]')) == 1
+        assert [one.name for one in audit.find_all(recursive=False) if one.name != "span"] == ["h2", "details"]
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_chapter_opens_with_a_few_lines(name, article):
+    if article(name).select(".claim"):
+        opening = article(name).h1.find_next_sibling("p")
+        assert 60 < len(text(opening)) <= 560
 
 
 @pytest.mark.parametrize("name", PAGES)
