@@ -511,7 +511,7 @@ def test_the_files_of_a_set_are_read_for_their_checksum_once(noted, monkeypatch)
 def test_a_page_shows_the_path_of_its_images_as_it_is(monkeypatch, path):
     about = {"key": {"parameters": {"profile": "smoke", "dataset": path}}, "seconds": 1}
     monkeypatch.setattr(site, "noted", lambda page: about)
-    page = MarkdownIt().render(site._run_note(chapters.Page("chapters/made")))
+    page = MarkdownIt().render(site._run_note(chapters.Page("chapters/made"), []))
     assert f"dataset <code>{html.escape(' '.join(path.split()))}</code> in 1 s" in page
 
 
