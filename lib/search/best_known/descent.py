@@ -156,7 +156,8 @@ def search(
             end, key = (values[i].item(), [q[i] for q in ends], names[i]), round(values[i].item(), 6)
             pool[key] = min(end, pool.get(key, end), key=first)
         stuck = 0 if min(pool) < before else stuck + 1
-        effort.append((sum(count for count, _ in effort[-1:]) + len(names), min(best[0], pool[min(pool)][0])))
+        so_far = effort[-1][0] if effort else 0
+        effort.append((so_far + len(names), min(best[0], pool[min(pool)][0])))
 
     def polished(end):
         factors, value = _polished(end[1], lam, loss)
