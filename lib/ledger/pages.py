@@ -71,18 +71,30 @@ def places(texts: dict[str, str]) -> dict[str, str]:
 
 
 def measured_by(text: str, records: dict[str, dict]) -> str:
-    """The Markdown of a page with a line after each statement that claims are about: their links and verdicts."""
+    """The Markdown of a page with what measures its statements: the claims, their verdicts and first headline values.
+
+    A section has the line below its heading, a directive as the last one in its box.
+    """
     claims = declarations.read().claims
     for found in reversed([*_LABEL.finditer(text)]):  # from the end, so that what was found stays where it is
         label = found[1] or found[2]
         about = [name for name in claims if claims[name].get("stated") == label]
-        if about:  # a section's line goes below its heading, a directive's below the fence that closes it
+        if about:
             fences = re.findall(r"^(:{3,}|`{3,})\{", text[: found.start()], re.MULTILINE)
-            last = rf"^{fences[-1]}[ \t]*$" if found[1] else "^#.*$"
-            end = re.compile(last, re.MULTILINE).search(text, found.end()).end()
-            links = ", ".join(linked_verdict(name, records.get(name)) for name in about)
-            text = f'{text[:end]}\n\n<p class="claim-note">Measured by {links}</p>\n{text[end:]}'
+            place = re.compile(rf"^(?={fences[-1]}[ \t]*$)" if found[1] else "^#.*$", re.MULTILINE)
+            end = place.search(text, found.end()).end()
+            lines = ", ".join(
+                linked_verdict(name, records.get(name)) + _first_value(records.get(name)) for name in about
+            )
+            text = f'{text[:end]}\n\n<p class="claim-note"><b>Measured</b> by {lines}</p>\n\n{text[end:]}'
     return text
+
+
+def _first_value(record: dict | None) -> str:
+    """The first headline quantity of a judged claim and its value."""
+    expect = declarations.read().claims[record["id"]]["expect"] if record else {}
+    key = next((key for key in _part(expect, "headline") if key in record["measured"]), None)
+    return f": {_indexed(key)} = {_number(record['measured'][key], 4)}" if key else ""
 
 
 def _fill(template: str, **values) -> str:

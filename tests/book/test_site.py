@@ -97,10 +97,16 @@ def test_the_bibtex_entry_is_copied_by_the_keyboard_and_can_be_read_without_java
     page.close()
 
 
-def test_search_finds_a_term_of_the_book(tab, address):
-    tab.goto(f"{address}/search.html?q=type-III", wait_until="load")
+@pytest.mark.parametrize(
+    "typed, found", [("Theorem 5", "low-rank-bias/[^#]*#lr-theorem-5"), ("type-III", "feature-collapse/[^#]*#")]
+)
+def test_search_finds_statements_and_sections_of_the_book(tab, address, typed, found):
+    tab.goto(f"{address}/search.html?q={typed}", wait_until="load")
     tab.wait_for_selector("#search-results li a")
-    assert "feature-collapse" in tab.locator("#search-results").inner_html()
+    link = tab.locator("#search-results li a").first
+    assert re.search(found, link.get_attribute("href"))
+    link.click()
+    assert tab.evaluate("() => document.querySelector(location.hash) !== null")
     assert tab.problems == []
     assert hosts(tab) == {urlparse(address).netloc}
 
@@ -190,7 +196,8 @@ def test_theorems_equations_and_citations_are_numbered_and_linked(tab, address):
     boxes = tab.locator("div.proof.theorem")
     assert boxes.count() >= 3
     assert all(boxes.nth(number).get_attribute("id") for number in range(boxes.count()))
-    assert re.search(r"Theorem \d", boxes.first.inner_text())
+    numbers = [box.inner_text().split()[1] for box in tab.locator("div.proof .caption-number").all()]
+    assert numbers == [f"I.2.{n}" for n in range(1, len(numbers) + 1)], "part, page, place on the page"
     assert tab.locator("span.eqno").count() > 0
     assert tab.locator("a.reference[href*='bibliography.html#']").count() > 0
 

@@ -154,10 +154,10 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     assert found == {"thm-one": "part/one.html#thm-one", "sec-two": "part/one.html#sec-two"}
     assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in pages.ledger([], {}, found)
     shown = pages.measured_by(PAGE, {"fc-one": claims.judge(record())})
-    first, second = re.findall(r'<p class="claim-note">Measured by (.*)</p>', shown)
+    first, second = re.findall(r'<p class="claim-note"><b>Measured</b> by (.*)</p>', shown)
     assert "theorems.html#claim-fc-one" in first and "ledger.html#ledger-fc-two" in second
-    assert shown.index(":::\n\n<p") < shown.index("(sec-two)=") < shown.index("## Two\n\n<p")
-    assert re.sub('\n\n<p class="claim-note">.*</p>\n', "", shown) == PAGE
+    assert shown.index("It is so.\n\n\n<p") < shown.index(":::\n\n(sec-two)=") < shown.index("## Two\n\n<p")
+    assert re.sub('\n\n<p class="claim-note">.*</p>\n\n', "", shown) == PAGE
 
 
 def test_every_claim_names_a_statement_that_a_chapter_tells():
