@@ -1,5 +1,5 @@
 # make book    execute the chapters and build the site in _build/html
-#              PROFILE=smoke|laptop|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda  SEED=n
+#              PROFILE=smoke|laptop|night|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda  SEED=n
 #              JOBS=n chapters at a time (one per core up to 4; on a GPU they share its memory)
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
@@ -7,7 +7,7 @@
 # make diff    say which verdicts and values changed since an older build (OLD=claims.json)
 # make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")
 # make constraints   renew constraints.txt, which pins what the packages of requirements.txt bring along
-# make record  keep what chapters executed with PROFILE=paper measured in recorded/ (CHAPTER=path-or-glob[,...])
+# make record  keep what chapters executed with PROFILE=paper or night measured in recorded/ (CHAPTER=path-or-glob[,...])
 #
 # The first of these sets up .venv (PYTHON= names the interpreter, 3.11 or later), as does one after
 # requirements.txt or constraints.txt changed.

@@ -1,4 +1,4 @@
-"""What the chapters measured in the `paper` profile, kept with its provenance: recorded/<part>/<chapter>.json.
+"""What the chapters measured at `paper` or `night`, kept with its provenance: recorded/<part>/<chapter>.json.
 
 `python -m lib.book record` takes it from the executed notebooks. A record also holds the hashes of the code that
 measured it, which say when it is outdated, and a checksum of itself, which says when somebody has edited it.
@@ -17,6 +17,7 @@ from lib.data.files import atomically
 from lib.ledger import claims, declarations
 
 FORMAT = 1
+RECORDED = ("night", "paper")
 CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
 
 
@@ -24,25 +25,25 @@ CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
 
 
 def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tuple[dict, bool]]:
-    """Record the claims of the selected chapters that were executed in the `paper` profile: (record, changed) for each.
+    """Record the claims of the selected chapters that were executed at `paper` or `night`: (record, changed) for each.
 
     Nothing is written unless all of them can be recorded. Chapters without claims are passed over, those of another
-    profile, and runs on a CPU where a run on a GPU is on record and not outdated, with a line through `announce`.
-    Raises BadInput where no chapter was executed in that profile, where one is stale or its execution says too little,
-    and where the folder cannot be written to.
+    profile, and runs where a better one is on record and not outdated (`paper` before `night`, then a GPU before a
+    CPU), with a line through `announce`. Raises BadInput where no chapter was executed in these profiles, where one is
+    stale or its execution says too little, and where the folder cannot be written to.
     """
     measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
     profiles = {page: _profile(page) for page in selected if page.path in measuring}
-    others = [f"{page.short}: {profile}" for page, profile in profiles.items() if profile != "profile 'paper'"]
+    others = [f"{page.short}: {_said(profile)}" for page, profile in profiles.items() if profile not in RECORDED]
     if len(others) == len(profiles):
         reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
-        raise BadInput(f"nothing to record: no chapter was executed with profile 'paper'{reason}")
+        raise BadInput(f"nothing to record: no chapter was executed with profile 'paper' or 'night'{reason}")
     records, problems = [], []
-    for page in (page for page, profile in profiles.items() if profile == "profile 'paper'"):
+    for page in (page for page, profile in profiles.items() if profile in RECORDED):
         try:
             taken = take(page)
-            if taken["machine"]["device"] == "cpu" and (card := _current_card(page, root)):
-                others.append(f"{page.short}: its record was made on {card}, and a CPU does not replace it")
+            if better := _better(taken, page, root):
+                others.append(f"{page.short}: its record was made {better}, and this does not replace it")
             else:
                 records.append(taken)
         except BadInput as problem:
@@ -58,19 +59,27 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
     return written
 
 
-def _profile(page: Page) -> str:
+def _profile(page: Page) -> str | None:
     about = noted(page)
-    return f"profile {about['key']['parameters'].get('profile')!r}" if about else "never executed"
+    return about["key"]["parameters"].get("profile") if about else None
 
 
-def _current_card(page: Page, root: Path) -> str:
-    """The name of the GPU that the chapter's record was made on, if there is one that holds."""
+def _said(profile: str | None) -> str:
+    return f"profile {profile!r}" if profile else "never executed"
+
+
+def _better(taken: dict, page: Page, root: Path) -> str:
+    """How the chapter's record was made, if it holds and is of a larger profile, or of the same on a GPU."""
     try:
         kept = _load(path_of(page.short, root))
     except ValueError:  # absent or damaged: to be made anew
         return ""
-    on_card = kept["machine"]["device"] != "cpu" and not changes(page, kept["hashes"])
-    return kept["machine"]["name"] if on_card else ""
+
+    def worth(record):
+        return RECORDED.index(record["profile"]), record["machine"]["device"] != "cpu"
+
+    better = worth(kept) > worth(taken) and not changes(page, kept["hashes"])
+    return f"at {kept['profile']} on {kept['machine']['name']}" if better else ""
 
 
 def take(page: Page) -> dict:
@@ -84,12 +93,12 @@ def take(page: Page) -> dict:
     except ValueError as error:
         raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
     for claim in measured:
-        if claim["profile"] != "paper":
+        if claim["profile"] != _profile(page):
             raise BadInput(f"{page.name}.md: claim {claim['id']!r} was measured with profile {claim['profile']!r}")
     taken = {
         "format": FORMAT,
         "chapter": page.short,
-        "profile": "paper",
+        "profile": _profile(page),
         **{name: about[name] for name in ("finished", "seconds", "machine", "data")},
         "parameters": about["key"]["parameters"],
         "hashes": hashes,

@@ -385,7 +385,8 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
         status = build_sphinx(
             source, temporary, noconfig=True, path_config=source / "_config.yml", doctreedir=doctrees,
             confoverrides={
-                "external_toc_path": str(source / "_toc.yml"), "nitpicky": True, "latex_individualpages": False
+                "external_toc_path": str(source / "_toc.yml"), "html_search_scorer": str(source / "_static/scorer.js"),
+                "nitpicky": True, "latex_individualpages": False,
             },
             warningiserror=strict, keep_going=True,
         )  # fmt: skip

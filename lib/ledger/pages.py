@@ -35,7 +35,7 @@ def ledger(
 ) -> str:
     """The page of all declared claims, for the marker in chapters/back/ledger.md.
 
-    records: the judged ones of the executed chapters. recorded: {id: record} of the `paper` profile, as
+    records: the judged ones of the executed chapters. recorded: {id: record} of a larger profile, as
     `lib.book.records.read` finds them; without any, their column is left out. statements: {label: address}, as
     `places` finds them, which the place in the paper leads to.
     """

@@ -87,10 +87,10 @@ def test_chapters_without_claims_and_of_another_profile_are_passed_over(two_meas
 
 
 def test_without_an_execution_in_the_paper_profile_nothing_is_recorded(book):
-    with pytest.raises(BadInput, match="'paper'\n  part/one: never executed"):
+    with pytest.raises(BadInput, match="'night'\n  part/one: never executed"):
         record(book)
     book.execute(profile="laptop")
-    with pytest.raises(BadInput, match="'paper'\n  part/one: profile 'laptop'"):
+    with pytest.raises(BadInput, match="'night'\n  part/one: profile 'laptop'"):
         record(book)
     book.execute("two")
     with pytest.raises(BadInput, match="none of the selected chapters measures a claim"):
@@ -148,8 +148,19 @@ def test_a_cpu_replaces_no_record_of_a_card_that_holds(kept, capsys):
     before = file(kept).read_text()
     kept.execute(machine=PROCESSOR, x=41)
     assert record(kept) == []
-    assert "not recorded: part/one: its record was made on Card 1" in capsys.readouterr().out
+    assert "not recorded: part/one: its record was made at paper on Card 1" in capsys.readouterr().out
     assert file(kept).read_text() == before
+
+
+def test_a_night_is_recorded_where_there_is_nothing_larger(kept, capsys):
+    kept.execute(profile="night")
+    assert record(kept) == []
+    assert "part/one: its record was made at paper on Card 1" in capsys.readouterr().out
+    file(kept).unlink()
+    ((taken, _),) = record(kept)
+    assert taken["profile"] == taken["parameters"]["profile"] == "night"
+    kept.execute(machine=PROCESSOR)
+    assert record(kept)[0][0]["profile"] == "paper"
 
 
 @pytest.mark.parametrize(("name", "old", "new"), [("lib/deeper.py", "42", "43"), ("recorded/part/one.json", "1", "2")])
@@ -338,14 +349,14 @@ def test_from_the_execution_to_the_ledger_by_the_command_line(tmp_path):
     book = Book(tmp_path).with_library()
     book.write("chapters/back/paper-profile.md", "# Paper profile\n\n## State\n\n<!-- unmeasured -->\n")
     book.chapter("two", "pass")  # which puts the page into the table of contents
-    assert "no chapter was executed with profile 'paper'" in book.run("record", status=2)
+    assert "no chapter was executed with profile 'paper' or 'night'" in book.run("record", status=2)
     book.run("execute", "--profile", "paper", "--device", "cpu")
     assert re.search(r"part/one: recorded, 2 claims \(1 not run\) of \d{4}-\d\d-\d\d on \w", book.run("record"))
     assert "part/one: unchanged" in book.run("record", "--chapter", "chapters/part/one.md")
     taken = json.loads(file(book).read_text())
     assert taken["machine"]["device"] == "cpu"
     book.run("publish")
-    assert "Paper profile" in book.html("back/ledger") and taken["finished"][:10] in book.html("back/ledger")
+    assert "Recorded" in book.html("back/ledger") and taken["finished"][:10] in book.html("back/ledger")
     assert "on a CPU" in book.html("back/paper-profile")
     rows = json.loads((book.build / "claims.json").read_text())
     assert rows[0]["recorded"]["verdict"] == "reproduced"

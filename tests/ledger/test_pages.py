@@ -83,8 +83,8 @@ def test_the_ledger_has_one_row_per_claim_whatever_was_measured(files):
     tally = re.findall(r'<a href="\?verdict=([^"]*)".*?<strong>(\d+)</strong>', page)
     assert tally == [("contradicted:+another+constant", "1"), ("not+run", "2")]
     assert "\n\n" not in page, "a blank line ends a block of HTML in Markdown"
-    assert "Paper profile" in page
-    assert "Paper profile" not in pages.ledger([], {}), "a column of which nothing is recorded"
+    assert "Recorded" in page
+    assert "Recorded" not in pages.ledger([], {}), "a column of which nothing is recorded"
 
 
 def recorded(measured=GOOD, **changes):
@@ -95,7 +95,7 @@ def recorded(measured=GOOD, **changes):
 
 def recorded_cell(page, name="fc-one"):
     (row,) = re.findall(rf'<tr id="ledger-{name}".*?</tr>', page, flags=re.DOTALL)
-    before, _, after = row.partition('<td data-label="Paper profile"')
+    before, _, after = row.partition('<td data-label="Recorded"')
     return before, after
 
 
@@ -107,7 +107,7 @@ def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_devi
     live, kept = recorded_cell(page)
     assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
     assert "seen at reduced size, on digits" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
-    assert "<small>2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
+    assert "<small>paper profile, 2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
     assert "outdated" not in kept and "<details>" not in kept
     assert "—" in recorded_cell(page, "fc-two")[1], "nothing is recorded of the other claim"
 

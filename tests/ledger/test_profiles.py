@@ -2,11 +2,12 @@
 
 import pytest
 
-from lib.ledger.profiles import COLUMNS, pick
+from lib.ledger.profiles import PROFILES, pick
 
 
-def test_a_profile_picks_its_column():
-    assert [pick({"K": (1000, 100, 3)}, profile)["K"] for profile in COLUMNS] == [1000, 100, 3]
+def test_a_profile_picks_its_column_and_night_the_papers_where_it_has_none():
+    assert [pick({"K": (1000, 100, 3)}, profile)["K"] for profile in PROFILES] == [3, 100, 1000, 1000]
+    assert [pick({"K": (1000, 500, 100, 3)}, profile)["K"] for profile in PROFILES] == [3, 100, 500, 1000]
 
 
 @pytest.mark.parametrize(("row", "profile", "named"), [((1, 2), "smoke", "K"), ((1, 2, 3), "lptop", "profile")])
