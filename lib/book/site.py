@@ -167,6 +167,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     missing = [page for page, notebook in notebooks.items() if notebook is None]
     records = [record for page, found in notebooks.items() if found for record in render_claims(found, page)]
     measured = {record["id"]: record for record in records}
+    statements = tables.places({page.short: page.text for page in chapters})
     for page, notebook in notebooks.items():
         opening = [] if notebook is None else _opening(notebook)
         if notebook is None:
@@ -176,7 +177,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             note = _run_note(page, opening)
         prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         for cell in prose:
-            cell.source = _cite(tables.measured_by(errata.expand(cell.source, measured), measured), root)
+            cell.source = _cite(tables.measured_by(errata.expand(cell.source, measured, statements), measured), root)
         if page not in missing:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
@@ -191,7 +192,6 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             continue
         text = _cite(api.fill(page.text), root)
         if "<!-- ledger -->" in text:
-            statements = tables.places({chapter.short: chapter.text for chapter in chapters})
             text = text.replace("<!-- ledger -->", tables.ledger(records, kept, statements))
         if "<!-- errata -->" in text:
             headings, _ = errata.sections([page.path for page in chapters])

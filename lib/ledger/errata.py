@@ -90,10 +90,11 @@ def _events(text: str) -> Iterator[tuple[str, str]]:
         yield ("anchor", anchor) if anchor else (f"h{len(level)}", heading) if level else (kind, name)
 
 
-def expand(text: str, records: dict[str, dict]) -> str:
+def expand(text: str, records: dict[str, dict], statements: dict[str, str]) -> str:
     """The Markdown of an errata page with its markers replaced by what errata.yml says; other text is as it was.
 
-    records: {id of a claim: its judged record}; the claim that shows an erratum is linked and its verdict shown. The
+    records: {id of a claim: its judged record}; the claim that shows an erratum is linked and its verdict shown, and so
+    is the statement that the claim is about. statements: {label: address}, as `lib.ledger.pages.places` finds them. The
     markers are `<!-- erratum ID -->` (printed, corrected, how it is decided) and `<!-- consequence ID -->`.
     """
 
@@ -107,10 +108,12 @@ def expand(text: str, records: dict[str, dict]) -> str:
             quoted = "\n".join(f"> {line}".rstrip() for line in quoted.splitlines())
             return f"{quoted}\n\n**How it is decided.** {erratum['how'].strip()}"
         claim = erratum["shown_by"]
+        stated = statements.get(declarations.read().claims[claim].get("stated"))
+        about = f', about <a href="../{stated}">this statement</a>' if stated else ""
         return (
             f"**Consequence.** {erratum['consequence'].strip()}\n\n"
             f"**Not a slip of the transcription.** {erratum['transcription'].strip()}\n\n"
-            f"**Claim that measures it:** {linked_verdict(claim, records.get(claim))}."
+            f"**Claim that measures it:** {linked_verdict(claim, records.get(claim))}{about}."
         )
 
     return _MARKER.sub(shown, text)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from one_claim import BAD, ERRATUM, record
+from one_claim import BAD, CLAIM, ERRATUM, record
 
 from lib.book import chapters
 from lib.ledger import claims, declarations, errata
@@ -28,7 +28,7 @@ Words.
 @pytest.fixture
 def page(files, tmp_path):
     """Writes a page below the folder of the book with one erratum and returns its path."""
-    files(errata=[ERRATUM])
+    files([{**CLAIM, "stated": "thm-one"}], [ERRATUM])
 
     def write(text, name="errata/feature-collapse.md"):
         path = tmp_path / name
@@ -68,14 +68,15 @@ def test_an_erratum_stands_on_the_page_of_its_paper(page):
 
 
 def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(page):
-    text = errata.expand(SECTION, {"fc-one": claims.judge(record(BAD))})
+    text = errata.expand(SECTION, {"fc-one": claims.judge(record(BAD))}, {"thm-one": "part/one.html#thm-one"})
     before, _, after = text.partition("```{code-cell} ipython3")
     assert "> **As printed** ((7); *another constant*): $a$\n>\n> **Corrected.** $b$\n" in before
     assert "**How it is decided.** By evaluation." in before
     assert "**Consequence.** None." in after and "The derivation repeats it." in after
     assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in after and "contradicted" in after
+    assert 'about <a href="../part/one.html#thm-one">this statement</a>.' in after
     assert '"<!-- erratum other -->"' in text, "text that is no marker stays"
-    assert "../back/ledger.html#ledger-fc-one" in errata.expand(SECTION, {})
+    assert "../back/ledger.html#ledger-fc-one" in errata.expand(SECTION, {}, {})
 
 
 def test_the_overview_of_the_errata_has_a_row_for_each_and_says_so_when_there_is_none(files):
