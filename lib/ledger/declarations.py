@@ -47,6 +47,11 @@ class Declared(NamedTuple):
         return [erratum for erratum in self.errata.values() if erratum["shown_by"] == name]
 
 
+def stated(claim: dict) -> list[str]:
+    """The labels of the statements and sections that a claim is about, the first before all others."""
+    return claim.get("stated", "").split()
+
+
 def read() -> Declared:
     """Both files, read and checked as a whole.
 

@@ -108,8 +108,10 @@ def expand(text: str, records: dict[str, dict], statements: dict[str, str]) -> s
             quoted = "\n".join(f"> {line}".rstrip() for line in quoted.splitlines())
             return f"{quoted}\n\n**How it is decided.** {erratum['how'].strip()}"
         claim = erratum["shown_by"]
-        stated = statements.get(declarations.read().claims[claim].get("stated"))
-        about = f', about <a href="../{stated}">this statement</a>' if stated else ""
+        places = [
+            statements[label] for label in declarations.stated(declarations.read().claims[claim]) if label in statements
+        ]
+        about = f', about <a href="../{places[0]}">this statement</a>' if places else ""
         return (
             f"**Consequence.** {erratum['consequence'].strip()}\n\n"
             f"**Not a slip of the transcription.** {erratum['transcription'].strip()}\n\n"

@@ -66,7 +66,7 @@ def places(texts: dict[str, str]) -> dict[str, str]:
     texts: {name of a page: its Markdown}. A statement is a directive with the label, or a section with it as anchor.
     """
     labels = [(name, "".join(label)) for name, text in texts.items() for label in _LABEL.findall(text)]
-    wanted = {claim.get("stated") for claim in declarations.read().claims.values()}
+    wanted = {label for claim in declarations.read().claims.values() for label in declarations.stated(claim)}
     return {label: f"{name}.html#{label}" for name, label in labels if label in wanted}
 
 
@@ -78,7 +78,7 @@ def measured_by(text: str, records: dict[str, dict]) -> str:
     claims = declarations.read().claims
     for found in reversed([*_LABEL.finditer(text)]):  # from the end, so that what was found stays where it is
         label = found[1] or found[2]
-        about = [name for name in claims if claims[name].get("stated") == label]
+        about = [name for name in claims if label in declarations.stated(claims[name])]
         if about:
             fences = re.findall(r"^(:{3,}|`{3,})\{", text[: found.start()], re.MULTILINE)
             place = re.compile(rf"^(?={fences[-1]}[ \t]*$)" if found[1] else "^#.*$", re.MULTILINE)
@@ -158,6 +158,6 @@ def _kind(verdict):
 
 _LOADER = jinja2.PackageLoader("lib.ledger")
 _TEMPLATES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met)
+_TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met, stated=declarations.stated)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
 _TEMPLATES.filters.update(words=_words, part=_part, kind=_kind)

@@ -189,6 +189,20 @@ def test_a_page_shows_the_code_that_it_is_about_and_folds_the_rest(page):
     assert len(lines) <= (250 if read_for_its_code else 120)
 
 
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_statement_says_whose_it_is_what_is_printed_where_it_is_proven_and_what_measures_it(name, article):
+    """A theorem, lemma or proposition is of a paper, and then a card, or says that it is not in the paper."""
+    authors = "Laurent et al.|Tirer and Bruna|Nguyen et al.|Súkeník et al."
+    for box in article(name).select(".proof.theorem, .proof.lemma, .proof.proposition"):
+        title = box.select_one(".admonition-title").get_text()
+        if re.search(authors, title):
+            words = " ".join(text(box).split())
+            parts = [part for part in ("As printed.", "Printed", "Here", "Proven", "Measured") if part in words]
+            assert parts in (["As printed.", "Proven", "Measured"], ["Printed", "Here", "Proven", "Measured"]), title
+        else:
+            assert "not in the paper" in title or "/synthesis/" in name, title
+
+
 @pytest.mark.parametrize("name", [name for name in CHAPTERS if name.endswith("/exercises")])
 def test_an_exercise_has_a_level_and_a_hint_before_its_solution(name):
     for exercise in re.split(r"^```\{exercise\}", (ROOT / f"{name}.md").read_text("utf8"), flags=re.MULTILINE)[1:]:

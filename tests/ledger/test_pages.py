@@ -149,7 +149,7 @@ It is so.
 
 def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     two = claim(id="fc-two", stated="sec-two")
-    files([claim(stated="thm-one"), two, claim(id="fc-three")])
+    files([claim(stated="thm-one sec-two"), two, claim(id="fc-three")])
     found = pages.places({"part/one": PAGE})
     assert found == {"thm-one": "part/one.html#thm-one", "sec-two": "part/one.html#sec-two"}
     assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in pages.ledger([], {}, found)
@@ -162,4 +162,6 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
 
 def test_every_claim_names_a_statement_that_a_chapter_tells():
     texts = {page.short: page.text for page in chapters.chapters(ROOT)}
-    assert set(pages.places(texts)) == {entry.get("stated") for entry in declarations.read().claims.values()}
+    assert set(pages.places(texts)) == {
+        label for entry in declarations.read().claims.values() for label in declarations.stated(entry)
+    }
