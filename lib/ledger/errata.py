@@ -19,7 +19,7 @@ from pathlib import Path
 from lib.checks import nearest
 from lib.ledger import declarations
 from lib.ledger.declarations import PAPERS
-from lib.ledger.pages import linked_verdict
+from lib.ledger.pages import linked_verdict, place_of
 
 _MARKER = re.compile(r"^<!--[ \t]*(erratum|consequence)[ \t]+(\S+)[ \t]*-->[ \t]*$", re.MULTILINE)
 _FENCE = re.compile(r"^(`{3,}|~{3,})(\{code-cell\})?.*\n(?:.*\n)*?\1[`~]*[ \t]*$", re.MULTILINE)
@@ -108,10 +108,8 @@ def expand(text: str, records: dict[str, dict], statements: dict[str, str]) -> s
             quoted = "\n".join(f"> {line}".rstrip() for line in quoted.splitlines())
             return f"{quoted}\n\n**How it is decided.** {erratum['how'].strip()}"
         claim = erratum["shown_by"]
-        places = [
-            statements[label] for label in declarations.stated(declarations.read().claims[claim]) if label in statements
-        ]
-        about = f', about <a href="../{places[0]}">this statement</a>' if places else ""
+        place = place_of(declarations.read().claims[claim], statements)
+        about = f', about <a href="../{place}">this statement</a>' if place else ""
         return (
             f"**Consequence.** {erratum['consequence'].strip()}\n\n"
             f"**Not a slip of the transcription.** {erratum['transcription'].strip()}\n\n"

@@ -70,6 +70,11 @@ def places(texts: dict[str, str]) -> dict[str, str]:
     return {label: f"{name}.html#{label}" for name, label in labels if label in wanted}
 
 
+def place_of(claim: dict, statements: dict[str, str]) -> str | None:
+    """The address of the first statement that a claim is about. statements: what `places` found."""
+    return next((statements[label] for label in declarations.stated(claim) if label in statements), None)
+
+
 def measured_by(text: str, records: dict[str, dict]) -> str:
     """The Markdown of a page with what measures its statements: the claims, their verdicts and first headline values.
 
@@ -158,6 +163,6 @@ def _kind(verdict):
 
 _LOADER = jinja2.PackageLoader("lib.ledger")
 _TEMPLATES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met, stated=declarations.stated)
+_TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met, place_of=place_of)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
 _TEMPLATES.filters.update(words=_words, part=_part, kind=_kind)
