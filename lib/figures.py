@@ -1,6 +1,7 @@
 """The look of the book's figures: one style, one palette, and the few drawings that several chapters share.
 
-Figures have a transparent background and grey text, so that one PNG is legible on a white page and on a dark one.
+Figures are SVG with a transparent background and grey text, legible on a white page and on a dark one; in the site
+their text takes the colour of the page (`lib.book.assets`).
 A figure function takes data and an axis and returns the axis.
 """
 
@@ -18,6 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import HTML
 from matplotlib.animation import FuncAnimation, HTMLWriter
+from matplotlib_inline.config import InlineBackend
 
 from lib.checks import positive_integers
 
@@ -53,6 +55,9 @@ LOOK = {
     "collapse": {"color": GREY, "linestyle": "--"},
     "graph solution": {"color": GREY, "linestyle": ":"},
 }
+
+#: So many marks are drawn as pixels inside a figure (``rasterized=True``): each weighs a tenth of a kilobyte.
+MANY = 400
 
 #: One colour per layer or block, from the first to the last.
 LAYERS = [COLORS[name] for name in ("vermillion", "orange", "green", "blue", "purple", "sky")]
@@ -92,12 +97,16 @@ _STYLE = {
     "image.cmap": "cividis",
     "mathtext.fontset": "dejavusans",
     "animation.embed_limit": 40,
+    "svg.hashsalt": "the same figure gives the same file",
 }
 
 
 def use():
-    """Make the book's style the default of every figure that follows."""
+    """Make the book's style the default of every figure that follows, and SVG its format in a notebook."""
     mpl.rcParams.update(_STYLE)
+    inline = InlineBackend.instance()
+    inline.print_figure_kwargs.update(metadata={"Date": None})
+    inline.figure_formats = {"svg"}
 
 
 @contextmanager
@@ -108,7 +117,7 @@ def styled():
     """
     before = {name: mpl.rcParams[name] for name in _STYLE}
     try:
-        use()
+        mpl.rcParams.update(_STYLE)
         yield
     finally:
         mpl.rcParams.update(before)
@@ -191,6 +200,7 @@ def pca_scatter(ax, points, labels, names=None, size=22, basis=None, origin=Fals
             marker=MARKERS[label % len(MARKERS)],
             alpha=0.7,
             linewidths=0,
+            rasterized=len(points) > MANY,
             label=None if names is None else names[label],
         )
     if origin:

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from types import SimpleNamespace
 
 import matplotlib as mpl
 
@@ -41,6 +42,31 @@ def contrast(one, other):
 def test_text_and_axes_stand_out_on_a_white_and_on_a_dark_page(page):
     for key in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"):
         assert contrast(mpl.rcParams[key], page) >= 3.8
+
+
+def test_the_same_figure_gives_the_same_svg_in_a_notebook():
+    from IPython.core.formatters import DisplayFormatter
+    from IPython.core.pylabtools import select_figure_formats
+    from matplotlib_inline.config import InlineBackend
+
+    shell, inline = SimpleNamespace(display_formatter=DisplayFormatter()), InlineBackend.instance()
+    select_figure_formats(shell, inline.figure_formats, **inline.print_figure_kwargs)
+
+    def drawn():
+        fig, axes = figures.panels(1)
+        axes[0].plot([0, 1], [0, 1], "o-")
+        return shell.display_formatter.format(fig)[0]
+
+    one = drawn()
+    assert "image/png" not in one and "<svg" in one["image/svg+xml"]
+    assert drawn()["image/svg+xml"] == one["image/svg+xml"]
+
+
+def test_many_marks_are_drawn_as_pixels():
+    fig, axes = figures.panels(2)
+    for ax, number in zip(axes, (figures.MANY, figures.MANY + 1), strict=True):
+        figures.pca_scatter(ax, np.random.default_rng(0).normal(size=(number, 2)), np.zeros(number))
+    assert [ax.collections[0].get_rasterized() for ax in axes] == [False, True]
 
 
 def test_a_saved_figure_is_transparent():

@@ -1,9 +1,13 @@
-"""Last touches on a finished site: what the theme sends and no page needs goes, and so do names given twice."""
+"""Last touches on a finished site: figures become part of their pages, what no page needs goes, and so do names
+given twice."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
+
+from lib.figures import GREY
 
 #: The theme's scripts that do what other files of the site do already: icons (there is a font of them) ...
 _ICONS = re.compile(r"\s*<script[^>]*scripts/fontawesome\.js[^>]*></script>")
@@ -19,6 +23,9 @@ _NAMES = {
     ' role="doc-biblioentry"': ' role="listitem"',  # it stands in a role="list"
     '<summary><span class="toctree-toggle"': '<summary aria-label="Pages of this part"><span class="toctree-toggle"',
 }
+#: A figure in a page, and the colour of a line of text in matplotlib's SVG, which has its words in a comment.
+_FIGURE = re.compile(r'<img alt="([^"]*)" src="[^"]*_images/(\w+\.svg)" />')
+_TEXT = re.compile(r'(-->\s*<g style="fill: )(#\w{6})')
 _RULE = re.compile(r'((?:\.fa-[a-z0-9-]+:before,?)+)\{content:"(\\[0-9a-f]+|.)"\}')
 _FACE = re.compile(r'url\([^)]*\.woff2\) format\("woff2"\),(?=url\([^)]*/(fa-[a-z]+-\d+)\.ttf\))')
 
@@ -29,13 +36,15 @@ def trim(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf8")
         used |= set(re.findall(r"\bfa-[a-z0-9-]+", text))
-        light = _ICONS.sub("", text)
+        light = _inline_figures(_ICONS.sub("", text), site / "_images")
         if page != site / "search.html":
             light = _SEARCH.sub("", light)
         for old, new in _NAMES.items():
             light = light.replace(old, new)
         if light != text:
             page.write_text(light, encoding="utf8")
+    for picture in (site / "_images").glob("*.svg"):
+        picture.unlink()
     static = site / "_static"
     for script in (static / "scripts").glob("*.js"):
         if script.name != "fontawesome.js":
@@ -43,6 +52,32 @@ def trim(site: Path) -> None:
     for path in {*static.rglob("*.map"), *static.glob("scripts/fontawesome.js*")}:
         path.unlink()
     _trim_icons(static, used)
+
+
+def _inline_figures(text: str, pictures: Path) -> str:
+    """A page with the SVG of each figure in it, where its text takes the page's colour, in both themes.
+
+    Grey text gets the colour of the page's text, coloured text half of it, which is legible on a light and on a dark
+    page; white and black text stands on tiles and stays. Names are numbered, since two figures have the same ones.
+    """
+    numbers = itertools.count()
+
+    def colour(match) -> str:
+        own = match[2]
+        page = "currentColor" if own == GREY else f"color-mix(in srgb, {own}, currentColor)"
+        return match[1] + (own if own in ("#ffffff", "#000000") else page)
+
+    def inline(match) -> str:
+        svg = (pictures / match[2]).read_text(encoding="utf8")
+        svg = _TEXT.sub(colour, svg)
+        svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+        names = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
+        number = next(numbers)
+        svg = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in names else "", svg)
+        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>figure-{number}-", svg)
+        return f'<svg role="img" aria-label="{match[1]}"{svg.partition("<svg")[2]}'
+
+    return _FIGURE.sub(inline, text)
 
 
 def _trim_icons(static: Path, used: set[str]) -> None:

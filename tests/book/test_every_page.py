@@ -18,9 +18,9 @@ SIDEWAYS = """() => [document.documentElement.scrollWidth - document.documentEle
                 return false;
         return true;
     }).slice(0, 5).map(element => element.outerHTML.slice(0, 120))]"""
-# a figure's text has 12 points of 1/72 inch or more, and its picture 180 dots per inch
-LETTERS = """() => [...document.querySelectorAll('figure img')].filter(image => image.clientWidth)
-    .map(image => [12 / 72 * 180 * image.clientWidth / image.naturalWidth, image.alt.slice(0, 60)])"""
+# a figure's text has 12 points or more, as many units of its picture
+LETTERS = """() => [...document.querySelectorAll('figure svg')].filter(picture => picture.clientWidth)
+    .map(picture => [12 * picture.clientWidth / picture.viewBox.baseVal.width, picture.ariaLabel.slice(0, 60)])"""
 CUT_OFF = """() => [...document.querySelectorAll('.cell_output pre')]
     .filter(block => block.scrollWidth > block.clientWidth + 1).map(block => block.textContent.slice(0, 100))"""
 

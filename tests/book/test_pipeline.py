@@ -402,13 +402,9 @@ def test_a_second_build_executes_nothing_and_leaves_the_site_alone(built_once):
 def test_files_of_the_site_that_are_lost_or_cut_off_are_made_anew(built):
     before = built.published()
     (built.build / "html" / "chapters" / "part" / "one.html").unlink()
-    pictures = [
-        *(built.build / "html").rglob("_images/*.svg"),
-        *(built.build / "sites" / "jupyter_execute").rglob("*.svg"),
-    ]
-    for path in pictures:
-        path.write_bytes(path.read_bytes()[:9])
-    assert len(pictures) == 2 and "site built" in built.run("publish")
+    (picture,) = (built.build / "sites" / "jupyter_execute").rglob("*.svg")
+    picture.write_bytes(picture.read_bytes()[:9])
+    assert "site built" in built.run("publish")
     assert built.published() == before
     assert "site unchanged" in built.run("publish")
 

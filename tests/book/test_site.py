@@ -180,15 +180,32 @@ def test_the_theme_switches_to_dark_and_back(tab, address):
     assert len({colour for _, colour in seen}) == 2
 
 
-def test_figures_are_transparent_so_that_they_suit_both_themes(smoke_book):
-    from PIL import Image
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_text_of_figures_stands_out_in_both_themes(tab, address, theme):
+    from test_figures import contrast
 
-    pictures = list((smoke_book.html / "_images").glob("*.png"))
-    assert pictures
-    for path in pictures:
-        with Image.open(path) as picture:
-            corner = picture.convert("RGBA").getpixel((0, 0))
-        assert corner[3] == 0, f"{path.name} has an opaque background"
+    tab.emulate_media(color_scheme=theme)
+    tab.goto(f"{address}/chapters/extended-ufm/models.html", wait_until="load")
+    fills = """() => [document.body, ...document.querySelectorAll('figure svg [style*=currentColor]')]
+        .map(one => getComputedStyle(one)).map(style => [style.fill, style.backgroundColor])"""
+    (_, page), *texts = tab.evaluate(fills)
+
+    def rgb(color):
+        numbers = [float(number) for number in re.findall(r"[\d.]+", color)[:3]]
+        return numbers if color.startswith("color(") else [number / 255 for number in numbers]
+
+    assert len({fill for fill, _ in texts}) > 1  # grey text and coloured text
+    assert all(contrast(rgb(fill), rgb(page)) >= 4.5 for fill, _ in texts)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_figures_are_transparent_parts_of_their_page_with_names_of_their_own(smoke_book, name):
+    page = (smoke_book.html / f"{name}.html").read_text(encoding="utf8")
+    names = re.findall(r'(?<![\w-])id="(figure-\d+-[^"]*)"', page)
+    assert len(names) == len(set(names))
+    assert set(re.findall(r'(?:href="|url\()#(figure-\d+-[^")]*)', page)) == set(names)
+    first = re.findall(r"<figure.*?<svg.*?<path.*?>", page, re.DOTALL)
+    assert all("fill: none" in shape for shape in first), "a figure has an opaque background"
 
 
 def test_theorems_equations_and_citations_are_numbered_and_linked(tab, address):
