@@ -45,7 +45,8 @@ lint: $(VENV)/.ready
 	@$(python) -m ruff check . && $(python) -m ruff format --check .
 
 lab: $(VENV)/.ready-lab
-	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab $$LAB chapters
+	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab \
+	  --ContentsManager.pre_save_hook=lib.book.lab.keep_form $$LAB chapters
 
 constraints:
 	@"$$PYTHON" -m venv --clear _build/venv
