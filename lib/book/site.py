@@ -433,10 +433,35 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
         f'<body><a href="{first}.html">The book</a></body></html>\n'
     )
     (out / "claims.json").write_bytes(files["downloads/claims.json"])
+    _lead_on(files, out)
     for name, content in files.items():
         target = out / "_sources" / name.removeprefix("downloads/")
         if name.startswith("downloads/") and name.endswith(".ipynb") and target.is_file():
             target.write_bytes(content)
+
+
+def _lead_on(files: dict[str, bytes], out: Path) -> None:
+    """Links to what a page had go on working: `<!-- moved to one two -->` names the pages beside it that have it.
+
+    The old page gets each name of theirs that it does not have itself, with a link that a script follows at once.
+    """
+    for name in (name for name in files if re.fullmatch(r"chapters/.*\.(ipynb|md)", name)):
+        if found := re.search(r"<!-- moved to ([^>]*) -->", files[name].decode()):
+            page = (out / name).with_suffix(".html")
+            before, end, after = page.read_text(encoding="utf8").rpartition("</article>")
+            items = dict.fromkeys(_names(before), "")
+            for other in found[1].split():
+                for one in _names(page.with_name(f"{other}.html").read_text(encoding="utf8")):
+                    link = f'<a href="{other}.html#{one}">It is on another page now.</a>'
+                    items.setdefault(one, f'<li id="{one}">{link}</li>')
+            moved = f'<ul class="moved">{"".join(items.values())}</ul>'
+            page.write_text(f"{before}{moved}{end}{after}", encoding="utf8")
+
+
+def _names(html: str) -> list[str]:
+    """The names in the article of a page, without those that Sphinx numbers."""
+    article = html[html.find("<article") :].partition("</article>")[0]
+    return re.findall(r' id="(?!id\d+"|proof-content"|proof")([^"]+)"', article)
 
 
 def _switch(html: Path, site: Path) -> None:

@@ -392,6 +392,19 @@ def test_an_erratum_is_shown_on_the_page_of_its_paper(built_once):
     assert link in built_once.html("back/ledger")
 
 
+def test_names_that_moved_to_another_page_lead_there(tmp_path):
+    parts = {"old": '<p id="kept"></p>', "new": '<b id="new"></b><b id="kept"></b><b id="id1"></b><b id="claim-x"></b>'}
+    (tmp_path / "chapters").mkdir()
+    for name, part in parts.items():
+        html = f'<a id="frame"></a><article class="bd-article">{part}</article><footer></footer>'
+        (tmp_path / f"chapters/{name}.html").write_text(html)
+    site._lead_on({"chapters/old.md": b"<!-- moved to new -->", "chapters/new.md": b""}, tmp_path)
+    item = '<li id="{0}"><a href="new.html#{0}">It is on another page now.</a></li>'
+    moved = f'<ul class="moved">{item.format("new")}{item.format("claim-x")}</ul></article><footer></footer>'
+    assert (tmp_path / "chapters/old.html").read_text().endswith(parts["old"] + moved)
+    assert "moved" not in (tmp_path / "chapters/new.html").read_text()
+
+
 def test_a_second_build_executes_nothing_and_leaves_the_site_alone(built_once):
     before, site = built_once.executed(), os.readlink(built_once.build / "html")
     output = built_once.run("build", "--seed", "7")
