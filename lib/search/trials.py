@@ -1,4 +1,4 @@
-r"""Trials of closed forms by searches: random problems, ends that are sharp enough to be compared, how far off they are."""
+"""Trials of closed forms by searches: random problems, ends that are sharp enough to compare, how far off they are."""
 
 from __future__ import annotations
 
@@ -59,7 +59,11 @@ def sharpened(risk: Callable[..., Tensor], found: Minima, steps: int = 4) -> tup
     best = found.values.argmin()
     parts = [parameter[best : best + 1] for parameter in found.parameters]
     shapes = [part.shape[1:] for part in parts]
-    (z,), f = join(parts), lambda z: risk(*(part[0] for part in split(z[None], shapes)))  # noqa: E731
+    z = join(parts)[0]
+
+    def f(z: Tensor) -> Tensor:
+        return risk(*(part[0] for part in split(z[None], shapes)))
+
     for _ in range(steps):
         hessian, gradient = torch.func.hessian(f)(z), torch.func.grad(f)(z)
         z = z - torch.linalg.pinv(hessian, rtol=1e-8, hermitian=True) @ gradient

@@ -24,7 +24,10 @@ def test_random_decays_have_the_strength_that_was_asked_for(seed, c, most):
 
 def test_a_sharpened_end_is_an_orthogonal_frame_to_rounding_and_a_rough_one_is_not():
     K, n, d, (lam_w, lam_h) = random_problem(np.random.default_rng(1), 0.4, 2)
-    risk = lambda W, H: objective(H, [W], labels(K, n), lam_w, lam_h)
+
+    def risk(W, H):
+        return objective(H, [W], labels(K, n), lam_w, lam_h)
+
     rough = multistart(risk, [(K, d), (d, K * n)], starts=3, seed=0, scales=(0.5,), max_iter=40)
     (_, H), value = sharpened(risk, rough)
     minimum = theory.bias_free(K, n, lam_w, lam_h)
