@@ -441,11 +441,11 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
 
 
 def _lead_on(files: dict[str, bytes], out: Path) -> None:
-    """Links to what a page had go on working: `<!-- moved to one two -->` names the pages beside it that have it.
+    """Links to what a chapter had go on working: `<!-- moved to one two -->` names the ones beside it that have it.
 
     The old page gets each name of theirs that it does not have itself, with a link that a script follows at once.
     """
-    for name in (name for name in files if re.fullmatch(r"chapters/.*\.(ipynb|md)", name)):
+    for name in (name for name in files if re.fullmatch(r"chapters/.*\.ipynb", name)):
         if found := re.search(r"<!-- moved to ([^>]*) -->", files[name].decode()):
             page = (out / name).with_suffix(".html")
             before, end, after = page.read_text(encoding="utf8").rpartition("</article>")
