@@ -97,6 +97,20 @@ def test_the_bibtex_entry_is_copied_by_the_keyboard_and_can_be_read_without_java
     page.close()
 
 
+def test_links_to_what_moved_to_another_page_lead_there(browser, address):
+    old, new = (f"{address}/chapters/extended-ufm/{name}.html#ufm-two-relu" for name in ("theorems", "relu"))
+    page = opened(browser)
+    page.goto(old, wait_until="load")
+    page.wait_for_url(new)
+    page.close()
+    page = opened(browser, java_script_enabled=False)
+    page.goto(old, wait_until="load")
+    assert page.locator(".moved a:visible").count() == 1
+    page.locator(".moved a:visible").click()
+    page.wait_for_url(new)
+    page.close()
+
+
 @pytest.mark.parametrize(
     "typed, found", [("Theorem 5", "low-rank-bias/[^#]*#lr-theorem-5"), ("type-III", "feature-collapse/[^#]*#")]
 )
