@@ -253,6 +253,62 @@ def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1)
     return float(fit / (2 * K) + K / size * (of_all(x / (1 + x) ** 2) / 2 + factor) + (L - 1) * factor)
 
 
+# Decays ---------------------------------------------------------------------------------------------------------------
+
+
+def dnc_threshold(K: int, L: int) -> float:
+    r"""The :math:`\Lambda` from which on deep neural collapse is zero, :math:`(L-1)^{L-1} L^{-2L} K^{-(L+1)}`.
+
+    The *strength* of decays is their :math:`\Lambda` over this one. ValueError unless K >= 2 and L >= 1.
+
+    >>> dnc_threshold(K=2, L=2)  # 16 K^3 Lambda = 1
+    0.0078125
+    """
+    checks.integers(2, K=K)
+    checks.integers(1, L=L)
+    return (L - 1) ** (L - 1) / L ** (2 * L) / float(K) ** (L + 1)
+
+
+def even_decay(K: int, L: int, strength: float) -> float:
+    """One decay for all factors, of a strength (:func:`dnc_threshold`), for one sample of each class.
+
+    >>> dnc_loss(5, 3, even_decay(5, 3, 0.9), 1) < 0.5, dnc_loss(5, 3, even_decay(5, 3, 1.1), 1)
+    (True, 0.5)
+    """
+    checks.positive(strength=strength)
+    return (strength * dnc_threshold(K, L)) ** (1 / (L + 1))
+
+
+def decay_at(K: int, L: int, level: float = 0.2) -> float:
+    r"""The weight decay :math:`\lambda` of all factors at which deep neural collapse has the squared loss `level`.
+
+    Scores :math:`z I_K` of an orthogonal frame cost :math:`\frac12(1-z)^2 + \frac{L+1}2 c z^{2/(L+1)}`,
+    :math:`c = K\lambda`. Where that is stationary, :math:`c = (1-z) z^{(L-1)/(L+1)}`, and the loss is
+    :math:`\frac12(1-z)(1 + Lz)`. ValueError unless K >= 2, L >= 1 and 0 < level < 1/2, the loss of zero.
+
+    >>> lam = decay_at(K=4, L=3, level=0.2)
+    >>> round(dnc_loss(4, 3, lam, 1), 10)
+    0.2
+    """
+    checks.integers(2, K=K)
+    checks.integers(1, L=L)
+    if not 0 < level < 0.5:
+        raise ValueError(f"level = {level!r}: a loss between 0 and that of the zero solution, 1/2, is needed")
+    z = (L - 1 + math.sqrt((L - 1) ** 2 + 4 * L * (1 - 2 * level))) / (2 * L)  # the larger root: a minimum
+    return (1 - z) * z ** ((L - 1) / (L + 1)) / K
+
+
+def random_decays(rng: np.random.Generator, K: int, L: int, n: int, strength: float) -> list[float]:
+    """L + 1 unequal decays of a strength, log-uniform within a factor of 20 of each other, drawn from `rng`.
+
+    >>> lam = random_decays(np.random.default_rng(0), K=3, L=2, n=4, strength=0.5)
+    >>> round(4 * math.prod(lam) / dnc_threshold(3, 2), 12)
+    0.5
+    """
+    shares = rng.uniform(-1.5, 1.5, L + 1)
+    return (even_decay(K, L, strength) * n ** (-1 / (L + 1)) * np.exp(shares - shares.mean())).tolist()
+
+
 # Matrices -------------------------------------------------------------------------------------------------------------
 
 

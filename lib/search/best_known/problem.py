@@ -12,29 +12,8 @@ from torch import Tensor
 from lib import checks
 from lib.metrics import numerical_rank
 from lib.models import unconstrained
+from lib.theory.low_rank import decay_at
 from lib.theory.structure import counted, sets, structure
-
-#: Files of the squared loss are for the decay at which deep neural collapse has this loss (the zero solution has 0.5).
-LEVEL = 0.2
-
-
-def decay_at(K: int, L: int, level: float = LEVEL) -> float:
-    r"""The weight decay :math:`\lambda` of all factors at which deep neural collapse has the squared loss `level`.
-
-    Scores :math:`z I_K` of an orthogonal frame cost :math:`\frac12(1-z)^2 + \frac{L+1}2 c z^{2/(L+1)}`,
-    :math:`c = K\lambda`. Where that is stationary, :math:`c = (1-z) z^{(L-1)/(L+1)}`, and the loss is
-    :math:`\frac12(1-z)(1 + Lz)`. ValueError unless K >= 2, L >= 1 and 0 < level < 1/2, the loss of zero.
-
-    >>> from lib.theory import low_rank
-    >>> lam = decay_at(K=4, L=3, level=0.2)
-    >>> round(low_rank.dnc_loss(4, 3, lam, 1), 10)
-    0.2
-    """
-    check_sizes(K, L)
-    if not 0 < level < 0.5:
-        raise ValueError(f"level = {level!r}: a loss between 0 and that of the zero solution, 1/2, is needed")
-    z = (L - 1 + math.sqrt((L - 1) ** 2 + 4 * L * (1 - 2 * level))) / (2 * L)  # the larger root: a minimum
-    return (1 - z) * z ** ((L - 1) / (L + 1)) / K
 
 
 def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
