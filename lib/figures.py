@@ -52,8 +52,8 @@ LOOK = {
     "reference": {"color": GREY, "linestyle": "--"},
     "cross-entropy": {"color": COLORS["vermillion"], "linestyle": "-", "marker": "o"},
     "label smoothing": {"color": COLORS["blue"], "linestyle": "-", "marker": "s"},
-    "collapse": {"color": GREY, "linestyle": "--"},
-    "graph solution": {"color": GREY, "linestyle": ":"},
+    "collapse": {"color": COLORS["vermillion"], "linestyle": "--"},
+    "graph solution": {"color": COLORS["green"], "linestyle": "-"},
 }
 
 #: So many marks are drawn as pixels inside a figure (``rasterized=True``): each weighs a tenth of a kilobyte.
