@@ -53,7 +53,7 @@ LOOK = {
     "cross-entropy": {"color": COLORS["vermillion"], "linestyle": "-", "marker": "o"},
     "label smoothing": {"color": COLORS["blue"], "linestyle": "-", "marker": "s"},
     "collapse": {"color": COLORS["vermillion"], "linestyle": "--"},
-    "graph solution": {"color": COLORS["green"], "linestyle": "-"},
+    "graph solution": {"color": COLORS["green"], "linestyle": ":"},
 }
 
 #: So many marks are drawn as pixels inside a figure (``rasterized=True``): each weighs a tenth of a kilobyte.

@@ -21,7 +21,7 @@ def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
 
     The simplex of a model without ReLUs: margins p cost
     :math:`\log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda(K-1)p^{2/(L+1)}`. It only sets the strength at which solutions are
-    compared. ValueError as :func:`decay_at`, and for a share outside [0, 1).
+    compared. ValueError as :func:`~lib.theory.low_rank.decay_at`, and for a share outside [0, 1).
 
     >>> 0 < simplex_decay(K=4, L=3) < simplex_decay(K=4, L=3, share=0.9)
     True
@@ -38,9 +38,9 @@ def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
 
 
 def standard_decay(K: int, L: int, kind: str = "mse") -> float:
-    """The decay at which all (K, L) are compared: :func:`decay_at` for "mse", :func:`simplex_decay` for "ce".
+    """The decay at which all (K, L) are compared: that of collapse for "mse", :func:`simplex_decay` for "ce".
 
-    ValueError for another `kind` and as :func:`decay_at`.
+    ValueError for another `kind` and as :func:`~lib.theory.low_rank.decay_at`, which says what the first is.
 
     >>> standard_decay(4, 3) == decay_at(4, 3)
     True
