@@ -288,6 +288,17 @@ def test_deep_neural_collapse_becomes_zero_at_its_threshold(L):
         assert (loss == 0.5) == is_zero
 
 
+@quick
+@given(st.integers(2, 12), st.integers(1, 6), samples, st.floats(0.05, 3), seeds)
+def test_decays_have_the_strength_that_was_asked_for_and_collapse_is_zero_from_one_on(K, L, n, strength, seed):
+    lam = theory.random_decays(np.random.default_rng(seed), K, L, n, strength)
+    assert n * math.prod(lam) == pytest.approx(strength * (L - 1) ** (L - 1) / L ** (2 * L) / K ** (L + 1), rel=1e-12)
+    loss = theory.dnc_loss(K, L, lam, n)
+    assert loss == pytest.approx(theory.dnc_loss(K, L, theory.even_decay(K, L, strength), 1), rel=1e-12)
+    if abs(strength - 1) > 1e-6:
+        assert (loss < 0.5) == (strength < 1)
+
+
 def test_losses_are_fast_and_finite_for_a_thousand_vertices_and_twelve_layers():
     start = time.perf_counter()
     losses = [theory.srg_loss(1000, L, 1e-6, 2) for L in range(3, 13)]
