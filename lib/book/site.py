@@ -178,6 +178,8 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         for cell in prose:
             cell.source = _cite(tables.measured_by(errata.expand(cell.source, measured, statements), measured), root)
+            if "<!-- verdicts -->" in cell.source:
+                cell.source = cell.source.replace("<!-- verdicts -->", tables.tally(records))
         if page not in missing:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 import jinja2
 from markupsafe import Markup, escape
@@ -44,12 +45,28 @@ def ledger(
     for name, entry in declared.claims.items():
         verdict = live[name]["verdict"] if name in live else "not run"
         rows.append({"claim": entry, "verdict": verdict, "record": live.get(name), "errata": declared.errata_of(name)})
-    found = Counter(row["verdict"] for row in rows)
-    counts = {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+    counts = _counts(row["verdict"] for row in rows)
     choices = list(dict.fromkeys(part for verdict in counts for part in (verdict.partition(":")[0], verdict)))
     return _fill(
         "ledger.html", rows=rows, counts=counts, choices=choices, recorded=recorded or {}, statements=statements or {}
     )
+
+
+def tally(records: list[dict]) -> str:
+    """How many declared claims have which verdict, with links to the ledger, for a page beside the introduction.
+
+    records: the judged ones of the executed chapters.
+    """
+    live = {record["id"]: record["verdict"] for record in records}
+    counts = _counts(live.get(name, "not run") for name in declarations.read().claims)
+    module = _TEMPLATES.get_template("parts.html").module
+    return re.sub(r"\n\s*", "\n", str(module.tally(counts, "back/ledger.html")).strip())
+
+
+def _counts(verdicts: Iterable[str]) -> dict[str, int]:
+    """{verdict: how often}, in the order of `VERDICTS`, without those that do not occur."""
+    found = Counter(verdicts)
+    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
 def linked_verdict(name: str, record: dict | None) -> str:
