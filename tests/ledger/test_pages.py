@@ -87,6 +87,14 @@ def test_the_ledger_has_one_row_per_claim_whatever_was_measured(files):
     assert "Recorded" not in pages.ledger([], {}), "a column of which nothing is recorded"
 
 
+def test_any_chapter_can_count_the_verdicts_and_leads_to_their_rows(files):
+    files([CLAIM, claim(id="fc-two"), claim(id="lr-one", paper="low-rank-bias", kind="figure")], errata=[ERRATUM])
+    tally = pages.tally([claims.judge(record(BAD))])
+    found = re.findall(r'<a href="back/ledger.html\?verdict=([^"]*)".*?<strong>(\d+)</strong>', tally)
+    assert found == [("contradicted:+another+constant", "1"), ("not+run", "2")]
+    assert "\n\n" not in tally, "a blank line ends a block of HTML in Markdown"
+
+
 def recorded(measured=GOOD, **changes):
     """A record of the paper profile as lib.book.records.read has it."""
     about = {"profile": "paper", "finished": "2026-11-22T10:00:00+00:00", "machine": {"name": "Card <1>"}}
