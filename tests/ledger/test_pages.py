@@ -116,7 +116,7 @@ def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_devi
     assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
     assert "seen at reduced size, on digits" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
     assert "<small>paper profile, 2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
-    assert "outdated" not in kept and "<details>" not in kept
+    assert "outdated" not in kept and "constant = 1.45" in kept.partition("<details><summary>when and where</summary>")[0]
     assert "—" in recorded_cell(page, "fc-two")[1], "nothing is recorded of the other claim"
 
 
@@ -134,7 +134,7 @@ def test_what_is_not_the_headline_waits_to_be_unfolded_and_what_is_ours_stands_a
     files([claim(expect={**expect, "e_1": {"below": 0, "ours": True}})])
     values = dict.fromkeys([*expect, "e_1"], 1.23456)
     _, cell = recorded_cell(pages.ledger([], {"fc-one": recorded(values)}))
-    before, _, folded = cell.partition("<details><summary>4 more</summary>")
+    before, _, folded = cell.partition("<details><summary>4 more, when and where</summary>")
     assert "<small>a<sub>1</sub> = 1.235</small>" in before and "<small>e<sub>1</sub> = 1.235</small>" in folded
     before, _, rest = table(values).partition("<details><summary>3 more quantities</summary>")
     folded, _, ours = rest.partition("</details>")
