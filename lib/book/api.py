@@ -7,6 +7,7 @@ a comment `#:` documents it. Sources are read, not imported.
 from __future__ import annotations
 
 import ast
+import html
 import itertools
 import re
 from functools import cache
@@ -47,11 +48,7 @@ def modules() -> list[str]:
 @cache
 def public(module: str) -> tuple[Name, ...]:
     """The public names of a module, in the order of its source, or of its `__all__`."""
-    path = ROOT.joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if not path.is_file():
-        raise ValueError(f"an API page names {module!r}, and there is no such module")
-    text = path.read_text(encoding="utf-8")
+    text = _file(module).read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
     names = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
     if listed := ast.literal_eval(next(names, ast.List([]))):
@@ -76,6 +73,14 @@ def public(module: str) -> tuple[Name, ...]:
     return tuple(found)
 
 
+def _file(module: str) -> Path:
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.is_file():
+        raise ValueError(f"an API page names {module!r}, and there is no such module")
+    return path
+
+
 def _comment(lines: list[str], number: int) -> str:
     """The text of the lines that begin with `#:` right above line `number`, counted from 1."""
     above = itertools.takewhile(lambda line: line.startswith("#:"), reversed(lines[: number - 1]))
@@ -83,23 +88,44 @@ def _comment(lines: list[str], number: int) -> str:
 
 
 def fill(text: str) -> str:
-    """A page's `<!-- api-table MODULE -->` and `<!-- api MODULE -->` replaced by tables and by documentation."""
+    """A page's `<!-- api-table MODULE -->` and `<!-- api MODULE -->` replaced by tables and by documentation.
+
+    `<!-- api MODULE of PART PART -->` shows the names of a package that these of its modules define.
+    """
     text = re.sub(r"<!-- api-table ([\w.]+) -->", lambda match: _table(match[1]), text)
-    return re.sub(r"<!-- api ([\w.]+) -->", lambda match: _documentation(match[1]), text)
+    mark = r"<!-- api ([\w.]+)(?: of ([\w ]+))? -->"
+    return re.sub(mark, lambda match: _documentation(match[1], (match[2] or "").split()), text)
 
 
 def _table(module: str) -> str:
-    """One row for each public name: a link and the first sentence."""
+    """What a module is about; below it, folded, one row for each public name: a link and the first sentence."""
     role = {"function": "func", "class": "class", "data": "data"}
     rows = [f"   * - :{role[n.kind]}:`~{n.module}.{n.name}`\n     - {n.summary}" for n in public(module)]
     head = [f".. py:currentmodule:: {module}", "", ".. list-table::", "   :widths: 3 7", "   :class: api-table", ""]
-    return _rst(head + rows)
+    title = f"<summary><code>{module}</code> {_about(module)}</summary>"
+    return f'<details class="api-module">{title}\n\n{_rst(head + rows)}\n\n</details>'
 
 
-def _documentation(module: str) -> str:
-    """The docstrings of the module and of its public names."""
-    lines = [f"``{module}``", "", f".. automodule:: {module}", ""]
-    for name in public(module):
+def _about(module: str) -> str:
+    """The first sentence of a module's docstring, without the marks of reStructuredText."""
+    doc = ast.get_docstring(ast.parse(_file(module).read_text(encoding="utf-8"))) or ""
+    plain = re.sub(r"[`*]|:\w+:", "", Name(module, "", "module", doc).summary)
+    return html.escape(plain, quote=False)
+
+
+def _documentation(module: str, parts: list[str]) -> str:
+    """The docstrings of the module and of its public names, or of those that `parts` define.
+
+    The module's own stands where its first name is.
+    """
+    names = [*public(module)]
+    if parts:
+        wanted = {each.name for part in parts for each in public(f"{module}.{part}")}
+        names = [each for each in names if each.name in wanted]
+    lines = [f"``{module}``", ""]
+    if names[:1] == [*public(module)][:1]:
+        lines += [f".. automodule:: {module}", ""]
+    for name in names:
         if name.kind == "data":
             lines += [f".. py:data:: {name.name}", f"   :module: {module}", ""]
             lines += [f"   {line}" for line in name.doc.splitlines()]

@@ -447,8 +447,8 @@ def _lead_on(files: dict[str, bytes], out: Path) -> None:
 
     The old page gets each name of theirs that it does not have itself, with a link that a script follows at once.
     """
-    for name in (name for name in files if re.fullmatch(r"chapters/.*\.ipynb", name)):
-        if found := re.search(r"<!-- moved to ([^>]*) -->", files[name].decode()):
+    for name in (name for name in files if re.fullmatch(r"chapters/.*\.(ipynb|md)", name)):
+        if found := re.search(r"(?<!`)<!-- moved to ([^>]*) -->", files[name].decode()):
             page = (out / name).with_suffix(".html")
             before, end, after = page.read_text(encoding="utf8").rpartition("</article>")
             items = dict.fromkeys(_names(before), "")

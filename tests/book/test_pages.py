@@ -190,7 +190,7 @@ def test_a_page_shows_the_code_that_it_is_about_and_folds_the_rest(page):
     assert [cell for cell in cells if len(cell) > 32] == []
     lines = [line for cell in cells for line in cell if line.strip() and not line.strip().startswith("#")]
     assert [line for line in lines if len(line) > 80] == []
-    read_for_its_code = re.search(r"/errata/|/exercises$|/own-network$", page.name)
+    read_for_its_code = re.search(r"/errata/|/exercises$", page.name)
     assert len(lines) <= (250 if read_for_its_code else 120)
 
 

@@ -398,7 +398,8 @@ def test_names_that_moved_to_another_page_lead_there(tmp_path):
     for name, part in parts.items():
         html = f'<a id="frame"></a><article class="bd-article">{part}</article><footer></footer>'
         (tmp_path / f"chapters/{name}.html").write_text(html)
-    site._lead_on({"chapters/old.ipynb": b"<!-- moved to new -->", "chapters/new.ipynb": b""}, tmp_path)
+    files = {"chapters/old.md": b"<!-- moved to new -->", "chapters/new.ipynb": b"say `<!-- moved to other -->`"}
+    site._lead_on(files, tmp_path)
     item = '<li id="{0}"><a href="new.html#{0}">It is on another page now.</a></li>'
     moved = f'<ul class="moved">{item.format("new")}{item.format("claim-x")}</ul></article><footer></footer>'
     assert (tmp_path / "chapters/old.html").read_text().endswith(parts["old"] + moved)
