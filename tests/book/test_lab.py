@@ -85,7 +85,7 @@ def test_a_chapter_opens_with_its_boxes_runs_and_is_saved_as_it_was_but_for_the_
     tab.set_default_timeout(60_000)
     tab.set_viewport_size({"width": 1280, "height": 4000})
     tab.goto(address)
-    tab.locator("aside", has_text="Definition 1 (The L-layer deep unconstrained features model").wait_for()
+    tab.locator("aside", has_text="Definition 2 of Súkeník et al.").wait_for()
     tab.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
     tab.wait_for_function("() => !/{(prf:|eq|numref)/.test(document.querySelector('.jp-Notebook').innerText)")
     tab.get_by_text('"laptop"').dblclick()
