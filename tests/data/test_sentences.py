@@ -105,6 +105,31 @@ def test_p_values_of_word_counts_are_uniform(law):
     assert stats.kstest(p_values, "uniform").pvalue > 1e-3
 
 
+def test_every_sentence_is_drawn_as_often_as_its_density_says_and_a_wrong_density_is_noticed():
+    task, every = sentence_task(3, 9, 3, K=4, frequencies="zipf", seed=0), torch.tensor([*product(range(9), repeat=3)])
+    x, classes = task.sample(20_000, seed=0)
+    counts = np.zeros((4, 9**3))
+    np.add.at(counts, (classes.numpy(), x.numpy() @ [81, 9, 1]), 1)
+
+    def p_value(mu):
+        expected = 20_000 * SentenceTask(task.latents, mu, 3).density(every).T.numpy()
+        possible = expected > 0
+        return stats.chisquare(counts[possible], expected[possible], ddof=3).pvalue
+
+    assert counts.sum() == counts[task.density(every).T.numpy() > 0].sum() and p_value(task.frequencies) > 1e-3
+    for wrong in (task.frequencies + torch.tensor([-0.02, 0.02, 0.0]), task.frequencies.flip(0)):
+        assert p_value(wrong) < 1e-6
+
+
+@pytest.mark.parametrize("law", ["uniform", "zipf"])
+def test_long_vocabularies_keep_their_law_and_a_steeper_one_is_noticed(law):
+    task = sentence_task(3, 1200, 15, K=1000, frequencies=law, seed=0)
+    counts = np.bincount(task.sample(50, seed=1)[0].flatten() % task.s_c, minlength=task.s_c)
+    assert stats.chisquare(counts, counts.sum() * task.frequencies.numpy()).pvalue > 1e-3
+    steeper = task.frequencies.numpy() * np.arange(1.0, task.s_c + 1) ** -0.02
+    assert stats.chisquare(counts, counts.sum() * steeper / steeper.sum()).pvalue < 1e-6
+
+
 # Frequencies and matrices -------------------------------------------------------------------------------------------
 
 
