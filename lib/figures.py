@@ -82,6 +82,7 @@ _STYLE = {
     "axes.prop_cycle": mpl.cycler(color=CONCEPTS),
     "axes.axisbelow": True,
     "axes.formatter.useoffset": False,
+    "axes.formatter.min_exponent": 3,
     "grid.color": GREY,
     "grid.alpha": 0.25,
     "text.color": GREY,
@@ -143,6 +144,19 @@ def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):
         start = (columns - in_this_row) + 2 * column
         axes.append(fig.add_subplot(grid[row, start : start + 2], **(subplot_kw or {})))
     return fig, axes
+
+
+def along(line, text, x=None, shift=(0, 5), **options):
+    """Write what a line of `ax.plot` is where it runs, in its colour: above its point nearest to x, or at its end.
+
+    shift: of the text from that point, in points of 1/72 inch. options go to `ax.annotate`. Returns the text.
+    """
+    xs, ys = line.get_xdata(), line.get_ydata()
+    at = len(xs) - 1 if x is None else int(np.abs(to_numpy(xs) - x).argmin())
+    place = {"ha": "center", "va": "bottom"} if x is not None else {"ha": "left", "va": "center"}
+    look = {"color": line.get_color(), "fontsize": 11, "annotation_clip": False, **place, **options}
+    shift = (5, 0) if x is None and shift == (0, 5) else shift
+    return line.axes.annotate(text, (xs[at], ys[at]), shift, textcoords="offset points", **look)
 
 
 def to_numpy(values):

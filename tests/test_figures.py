@@ -151,6 +151,14 @@ def test_the_other_drawings_return_their_axis():
     assert np.allclose(np.diag(axes[1].images[0].get_array()), 1)
 
 
+def test_a_line_is_labelled_in_its_colour_where_it_runs():
+    _, (ax,) = figures.panels(1)
+    (line,) = ax.plot([0, 1, 2], [5, 6, 7], color=figures.COLORS["green"])
+    inside, end = figures.along(line, "inside", 0.9), figures.along(line, "end")
+    assert (inside.xy, end.xy) == ((1, 6), (2, 7))
+    assert inside.get_color() == end.get_color() == line.get_color()
+
+
 def moving_point():
     fig, axes = figures.panels(1)
     (line,) = axes[0].plot([0], [0], "o")
