@@ -151,8 +151,8 @@ def along(line, text, x=None, shift=(0, 5), **options):
 
     shift: of the text from that point, in points of 1/72 inch. options go to `ax.annotate`. Returns the text.
     """
-    xs, ys = line.get_xdata(), line.get_ydata()
-    at = len(xs) - 1 if x is None else int(np.abs(to_numpy(xs) - x).argmin())
+    xs, ys = line.get_data(orig=False)
+    at = len(xs) - 1 if x is None else int(np.abs(xs - x).argmin())
     place = {"ha": "center", "va": "bottom"} if x is not None else {"ha": "left", "va": "center"}
     look = {"color": line.get_color(), "fontsize": 11, "annotation_clip": False, **place, **options}
     shift = (5, 0) if x is None and shift == (0, 5) else shift
