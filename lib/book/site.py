@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from lib.book import api, assets
+from lib.book import api, assets, symbols
 from lib.book import records as recorded
 from lib.book.chapters import BUILD, ROOT, BadInput, Page, code_hash, pages, sha, version
 from lib.book.run import executed_notebook, noted
@@ -180,6 +180,8 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             cell.source = _cite(tables.measured_by(errata.expand(cell.source, measured, statements), measured), root)
             if "<!-- verdicts -->" in cell.source:
                 cell.source = cell.source.replace("<!-- verdicts -->", tables.tally(records))
+            if "<!-- symbols -->" in cell.source:
+                cell.source = cell.source.replace("<!-- symbols -->", symbols.table(symbols.read(root)))
         if page not in missing:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
@@ -201,7 +203,7 @@ def _compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         if "<!-- unmeasured -->" in text:
             text = text.replace("<!-- unmeasured -->", recorded.overview(kept, measured, root))
         files[f"{page.name}.md"] = _link_chapters(text, page, everything).encode()
-    fixed = (root / name for name in ("_config.yml", "_toc.yml", "references.bib"))
+    fixed = (root / name for name in ("_config.yml", "_toc.yml", "references.bib", symbols.FILE))
     pictures = (path for path in (root / "chapters").rglob("*.*") if path.suffix in PICTURES)
     for path in (*fixed, *(root / "_static").rglob("*"), *pictures):
         if path.is_file():
@@ -400,6 +402,8 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
         raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
     _finish(files, temporary)
     assets.trim(temporary)
+    if symbols.FILE in files:
+        symbols.mark(temporary, symbols.read(root))
     pictures.mkdir(exist_ok=True)  # there are none where no chapter has results
     known.write_text(trusted)
     for folder in (doctrees, pictures, temporary):

@@ -72,6 +72,30 @@ def test_animations_play(tab, address, name):
     assert tab.problems == []
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_formula_says_what_its_symbols_mean(tab, address, width):
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.goto(f"{address}/chapters/low-rank-bias/dufm.html", wait_until="load")
+    typeset(tab)
+    formula = tab.locator("#equation-lr-dufm-objective mjx-container")
+    formula.hover() if width == 1280 else formula.focus()
+    box = tab.locator("#symbols-box")
+    box.wait_for()
+    assert "weights of a layer" in box.inner_text() and "words in a sentence" in box.inner_text()
+    assert formula.get_attribute("aria-describedby") == "symbols-box"
+    assert box.locator("mjx-container").count() > 6 and box.locator("mjx-merror").count() == 0
+    frame = box.bounding_box()
+    assert frame["x"] >= 0 and frame["x"] + frame["width"] <= width
+    assert tab.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 1
+    tab.evaluate(AXE_SCRIPT)
+    assert tab.evaluate(AXE.replace("article.bd-article", "#symbols-box"), {}) == []
+    tab.keyboard.press("Escape")
+    assert not box.is_visible()
+    assert tab.problems == []
+
+
 def test_the_entry_page_leads_into_the_book(tab, address):
     tab.goto(f"{address}/", wait_until="load")
     tab.wait_for_url(f"{address}/{PAGES[0]}.html")
