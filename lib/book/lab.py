@@ -53,7 +53,9 @@ def _cells(text: str) -> list[tuple[tuple, str]]:
     found = []
     for cell, start, end in zip(notebook.cells, starts, [*starts[1:], len(lines)], strict=True):
         own = "".join(lines[start:end])
-        found.append(((cell.cell_type, cell.source, json.dumps(cell.metadata, sort_keys=True), "\n+++" in own), own))
+        found.append(
+            ((cell.cell_type, cell.source.rstrip(), json.dumps(cell.metadata, sort_keys=True), "\n+++" in own), own)
+        )
     return found
 
 

@@ -66,11 +66,12 @@ def lab(tmp_path):
             cwd=tmp_path, env=environment, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
     try:
-        for _ in range(300):
+        for _ in range(600):
             if found := re.search(r"http://127\.0\.0\.1:\d+/lab\?token=\w+", log.read_text()):
                 break
             assert server.poll() is None, log.read_text()
             time.sleep(0.2)
+        assert found, log.read_text()
         yield found[0].replace("/lab?", f"/lab/tree/{CHAPTER}?"), tmp_path
     finally:
         os.killpg(server.pid, signal.SIGTERM)
