@@ -3,6 +3,7 @@
 #              JOBS=n chapters at a time (one per core up to 4; on a GPU they share its memory)
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
+# make pdf     print the built site into one file, _build/html/how-representations-collapse.pdf (needs a Chromium)
 # make lint    check the code's form          make clean   remove _build
 # make diff    say which verdicts and values changed since an older build (OLD=claims.json)
 # make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")
@@ -23,13 +24,13 @@ $(if $(filter 1,$(words $(VENV))),,$(error VENV = '$(VENV)': a folder whose name
 python := "$$VENV"/bin/python
 pip    := -m pip install -qq --disable-pip-version-check
 
-.PHONY: book execute publish status claims diff data record test lab bench lint constraints clean
+.PHONY: book execute publish pdf status claims diff data record test lab bench lint constraints clean
 .DEFAULT_GOAL := book
 
 book execute: $(VENV)/.ready
 	@$(python) -m lib.book $(if $(filter execute,$@),execute,build)
 
-publish claims diff status record: $(VENV)/.ready
+publish pdf claims diff status record: $(VENV)/.ready
 	@$(python) -m lib.book $@
 
 data: $(VENV)/.ready

@@ -1,4 +1,4 @@
-"""The command line: python -m lib.book build|execute|publish|status|claims|diff|record."""
+"""The command line: python -m lib.book build|execute|publish|pdf|status|claims|diff|record."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lib.book import chapters, records, run, site
+from lib.book import pdf as printer
 from lib.book.changes import changes
 from lib.ledger import claims as ledger
 from lib.ledger import declarations, errata
@@ -105,6 +106,15 @@ def publish():
     with run.lock(console.print), console.status("building the site"):
         html, anew, _ = site.publish()
     console.print(f"site {'built' if anew else 'unchanged'}: {html / 'index.html'}")
+
+
+@command
+def pdf():
+    """Print the published site into one file, which its first page then offers."""
+    html = chapters.BUILD / "html"
+    with run.lock(console.print), console.status("printing the book"):
+        sheets = printer.publish(html)
+    console.print(f"{sheets} pages: {html / printer.NAME}")
 
 
 @command

@@ -296,8 +296,9 @@ def _run_note(page: Page, opening: list) -> str:
 ```
 
 executes this chapter and renders the book. Change its parameters or its code and run the command again;
-`make lab` opens it as a notebook. What the page shows was executed with profile
-`{profile}`{rest} in {took}.
+`make lab` opens it as a notebook.
+
+What the page shows was executed with profile `{profile}`{rest} in {took}.
 
 - {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`
 - {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`
@@ -407,11 +408,11 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
     pictures.mkdir(exist_ok=True)  # there are none where no chapter has results
     known.write_text(trusted)
     for folder in (doctrees, pictures, temporary):
-        _seal(folder)
+        seal(folder)
     os.replace(temporary, site)
 
 
-def _seal(folder: Path) -> None:
+def seal(folder: Path) -> None:
     """List the files of a finished folder and their hashes in its `.seal`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / ".seal")
     with open(folder / ".seal", "w") as file:

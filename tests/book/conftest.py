@@ -11,10 +11,8 @@ from browser import opened
 from made_up import Book
 
 from lib.book import run, site
+from lib.book.pdf import BROWSERS
 from lib.ledger import declarations
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
 
 @pytest.fixture
 def book(tmp_path, monkeypatch):
@@ -36,17 +34,23 @@ def address(smoke_book):
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser():
+@pytest.fixture(scope="session")
+def chromium():
+    """The path of a browser."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         message = f"no browser found (looked for {', '.join(BROWSERS)})"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield running
         running.close()
 

@@ -121,6 +121,21 @@ def test_the_bibtex_entry_is_copied_by_the_keyboard_and_can_be_read_without_java
     page.close()
 
 
+def test_a_page_is_printed_in_the_light_theme_without_what_only_a_screen_has_use_for(browser, address):
+    page = opened(browser, color_scheme="dark")
+    page.goto(f"{address}/{CHAPTERS[1]}.html", wait_until="load")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "light"
+    assert page.locator("article h1").first.is_visible()
+    assert "executed with profile smoke" in page.locator(".run-note").inner_text()
+    seen = "() => [...document.querySelectorAll('button, nav, aside, .bd-sidebar, .above-input')]"
+    assert page.evaluate(f"{seen}.filter(one => one.checkVisibility() && one.clientHeight).map(one => one.outerHTML)") == []
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    page.close()
+
+
 def test_links_to_what_moved_to_another_page_lead_there(browser, address):
     old, new = (f"{address}/chapters/extended-ufm/{name}.html#ufm-two-relu" for name in ("theorems", "relu"))
     page = opened(browser)

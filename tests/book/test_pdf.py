@@ -1,0 +1,87 @@
+"""The book on paper: one file with all pages, of which nothing is cut off."""
+
+import pytest
+from browser import PAGES, ROOT
+
+from lib.book import chapters, pdf, site
+
+pypdf = pytest.importorskip("pypdf")
+
+
+@pytest.fixture(scope="module")
+def printed(chromium, smoke_book, tmp_path_factory):
+    """The smoke book, printed; that is an error where something is wider than the page."""
+    target = tmp_path_factory.mktemp("pdf") / pdf.NAME
+    sheets = pdf.write(smoke_book.html, target)
+    reader = pypdf.PdfReader(target)
+    assert len(reader.pages) == sheets
+    return reader
+
+
+def bookmarks(reader):
+    """The title and the sheet of every bookmark, in their order."""
+
+    def walk(outline):
+        for one in outline:
+            yield from walk(one) if isinstance(one, list) else [(one.title, reader.get_destination_page_number(one))]
+
+    return list(walk(reader.outline))
+
+
+def test_all_pages_are_bookmarks_in_their_order(printed):
+    found = bookmarks(printed)
+    titles = iter([title for title, _ in found])
+    assert [page.title for page in chapters.pages(ROOT) if page.title not in titles] == []
+    sheets = [sheet for _, sheet in found]
+    assert sheets == sorted(sheets)
+    assert all(caption in dict(found) for _, caption, _ in pdf._listed(ROOT) if caption)
+
+
+def test_the_contents_name_the_sheet_on_which_a_page_begins(printed):
+    begins = {name.removeprefix("/"): printed.get_destination_page_number(place) + 1
+              for name, place in printed.named_destinations.items()}  # fmt: skip
+    contents = "".join(printed.pages[number].extract_text() for number in range(1, begins[PAGES[0]] - 1))
+    numbers = [word for line in contents.splitlines() for word in line.split()[-1:]]
+    for page in chapters.pages(ROOT):
+        assert page.title in contents
+        assert str(begins[page.name]) in numbers
+        text = printed.pages[begins[page.name] - 1].extract_text()
+        assert page.title in text and text.rstrip().endswith(str(begins[page.name])), page.name
+
+
+def test_links_between_pages_stay_in_the_file_and_none_leads_to_the_site(printed):
+    links = [link.get_object() for sheet in printed.pages for link in sheet.get("/Annots", [])]
+    inside = {link["/Dest"] for link in links if "/Dest" in link}
+    assert len(inside) > len(PAGES)
+    assert inside <= set(printed.named_destinations)
+    assert not [link for link in links if "/A" in link and link["/A"].get("/URI", "").startswith(pdf.HOST)]
+
+
+def test_what_is_wider_than_the_page_is_found_and_a_formula_made_smaller(tab):
+    tab.set_viewport_size({"width": pdf.WIDTH, "height": 900})
+    tab.set_content("""<body style="margin: 0"><article class="bd-article"><p>fits</p><mjx-container display="true"
+        style="display: block; font-size: 20px"><i style="display: inline-block; width: 50em"></i></mjx-container>""")
+    assert tab.evaluate(pdf.FIT) == []
+    assert tab.evaluate("() => document.querySelector('i').clientWidth") == pytest.approx(pdf.WIDTH, abs=3)
+    tab.evaluate("() => document.querySelector('p').style.width = '900px'")
+    assert [found[:2] for found in tab.evaluate(pdf.FIT)] == ["<p"]
+
+
+def test_without_a_site_or_a_browser_it_says_what_is_missing(smoke_book, tmp_path, monkeypatch):
+    with pytest.raises(chapters.BadInput, match="`make book` builds the site"):
+        pdf.write(tmp_path, tmp_path / pdf.NAME)
+    monkeypatch.setattr(pdf, "BROWSERS", ("no-such-browser",))
+    with pytest.raises(chapters.BadInput, match="none of these is on the PATH: no-such-browser"):
+        pdf.write(smoke_book.html, tmp_path / pdf.NAME)
+
+
+def test_the_site_offers_the_file_once_it_is_there(tmp_path, monkeypatch):
+    first = tmp_path / f"{PAGES[0]}.html"
+    first.parent.mkdir(parents=True)
+    first.write_text("<p>text</p><!-- pdf -->")
+    monkeypatch.setattr(pdf, "write", lambda html, target, root: target.write_bytes(b"%PDF"))
+    pdf.publish(tmp_path)
+    assert f'href="../{pdf.NAME}"' in first.read_text()
+    assert site._whole(tmp_path)
+    (tmp_path / pdf.NAME).write_bytes(b"")
+    assert not site._whole(tmp_path)
