@@ -23,7 +23,8 @@ HOST = "http://book"  # there is none: the browser's requests are answered with 
 WIDTH = 658  # of what stands between the margins of print.css, in pixels of 1/96 inch
 
 #: Runs in the first page and puts the articles of all pages into the place of its own. Names get the page's name in
-#: front, so that each is there once (that of the ledger's table the style sheet knows); a link to a page leads to its place in the whole, one to another file nowhere.
+#: front, so that each is there once (not the ledger's, by which the style sheet knows its table); a link to a page
+#: leads to its place in the whole, one to another file nowhere.
 COMPOSE = """async listed => {
     const known = new Set(listed.map(([, , name]) => `/${name}.html`));
     const whole = document.querySelector("article.bd-article"), main = document.querySelector("main");

@@ -14,6 +14,7 @@ from lib.book import run, site
 from lib.book.pdf import BROWSERS
 from lib.ledger import declarations
 
+
 @pytest.fixture
 def book(tmp_path, monkeypatch):
     monkeypatch.setattr(declarations, "CLAIMS", tmp_path / "chapters" / "claims.yml")

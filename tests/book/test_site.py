@@ -129,8 +129,9 @@ def test_a_page_is_printed_in_the_light_theme_without_what_only_a_screen_has_use
     assert page.evaluate("() => document.documentElement.dataset.theme") == "light"
     assert page.locator("article h1").first.is_visible()
     assert "executed with profile smoke" in page.locator(".run-note").inner_text()
-    seen = "() => [...document.querySelectorAll('button, nav, aside, .bd-sidebar, .above-input')]"
-    assert page.evaluate(f"{seen}.filter(one => one.checkVisibility() && one.clientHeight).map(one => one.outerHTML)") == []
+    seen = """() => [...document.querySelectorAll('button, nav, aside, .bd-sidebar, .above-input')]
+        .filter(one => one.checkVisibility() && one.clientHeight).map(one => one.outerHTML)"""
+    assert page.evaluate(seen) == []
     page.evaluate("() => dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
     page.close()
