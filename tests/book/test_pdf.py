@@ -60,7 +60,7 @@ def test_links_between_pages_stay_in_the_file_and_none_leads_to_the_site(printed
 def test_what_is_wider_than_the_page_is_found_and_a_formula_made_smaller(tab):
     tab.set_viewport_size({"width": pdf.WIDTH, "height": 900})
     tab.set_content("""<body style="margin: 0"><article class="bd-article"><p>fits</p><mjx-container display="true"
-        style="display: block; font-size: 20px"><i style="display: inline-block; width: 50em"></i></mjx-container>""")
+        style="display: block; font-size: 20px"><i style="display: inline-block; width: 50em">x</i></mjx-container>""")
     assert tab.evaluate(pdf.FIT) == []
     assert tab.evaluate("() => document.querySelector('i').clientWidth") == pytest.approx(pdf.WIDTH, abs=3)
     tab.evaluate("() => document.querySelector('p').style.width = '900px'")
