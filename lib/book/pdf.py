@@ -6,6 +6,7 @@ stands in `_static/print.css`, which serves a reader who prints a single page as
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 from pathlib import Path
@@ -91,18 +92,34 @@ NUMBERS = """leaves => {
 }"""
 
 
-def write(html: Path, target: Path, root: Path = ROOT) -> int:
-    """Print the site `html` into the file `target`; returns the number of sheets.
+#: Lays a page out in three columns of one sheet of A2, with letters as large as it takes.
+POSTER = """async () => {
+    const { documentElement: root, images } = document;
+    const article = document.querySelector("article.bd-article");
+    for (const one of article.querySelectorAll(".run-note, .headerlink")) one.remove();
+    document.body.replaceChildren(document.querySelector("main"));
+    root.classList.add("poster");
+    await Promise.all([...images].map(image =>
+        image.complete || new Promise(done => image.onload = image.onerror = done)));
+    let [fits, over] = [8, 40];
+    while (over - fits > 0.02) {
+        const size = (fits + over) / 2;
+        root.style.fontSize = `${size}px`;
+        if (article.scrollWidth > article.clientWidth) over = size;
+        else fits = size;
+    }
+    root.style.fontSize = `${fits}px`;
+    return fits;
+}"""
 
-    Raises BadInput where there is no site or no Chromium, and SiteError when something is wider than the page.
-    """
+
+@contextlib.contextmanager
+def _printing(html: Path, name: str, width: int, height: int):
+    """A page of the site `html` in Chromium, as print shows it, its mathematics typeset. BadInput without either."""
     from playwright.sync_api import sync_playwright
-    from pypdf import PdfReader, PdfWriter
 
-    listed = _listed(root)
-    absent = [name for _, _, name in listed if not (html / f"{name}.html").is_file()]
-    if absent:
-        raise BadInput(f"there is no {absent[0]}.html in {html}: `make book` builds the site")
+    if not (html / f"{name}.html").is_file():
+        raise BadInput(f"there is no {name}.html in {html}: `make book` builds the site")
     chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
     if chromium is None:
         raise BadInput(f"Chromium prints the PDF, and none of these is on the PATH: {', '.join(BROWSERS)}")
@@ -111,15 +128,28 @@ def write(html: Path, target: Path, root: Path = ROOT) -> int:
         path = html / unquote(urlparse(route.request.url).path).lstrip("/")
         route.fulfill(path=path) if path.is_file() else route.fulfill(status=404)
 
-    with sync_playwright() as playwright, atomically(target) as partial:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": 987}, color_scheme="light")
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         page.set_default_timeout(0)  # a slow machine takes minutes
         page.emulate_media(media="print")
         page.route("**/*", answer)
-        page.goto(f"{HOST}/{listed[0][2]}.html")
+        page.goto(f"{HOST}/{name}.html")
         page.wait_for_function("() => window.MathJax?.startup?.promise")
         page.evaluate("() => MathJax.startup.promise")
+        yield page
+        browser.close()
+
+
+def write(html: Path, target: Path, root: Path = ROOT) -> int:
+    """Print the site `html` into the file `target`; returns the number of sheets.
+
+    Raises BadInput where there is no site or no Chromium, and SiteError when something is wider than the page.
+    """
+    from pypdf import PdfReader, PdfWriter
+
+    listed = _listed(root)
+    with _printing(html, listed[0][2], WIDTH, 987) as page, atomically(target) as partial:
         titles = page.evaluate(COMPOSE, listed)
         if wide := page.evaluate(FIT):
             raise SiteError("wider than the page:\n" + "\n".join(wide))
@@ -133,6 +163,13 @@ def write(html: Path, target: Path, root: Path = ROOT) -> int:
             sheet.merge_page(above)
         document.write(partial)
         return len(document.pages)
+
+
+def write_poster(html: Path, target: Path) -> None:
+    """Print the page `ten-minutes` of the site `html` on one sheet of A2. Raises BadInput as `write` does."""
+    with _printing(html, "chapters/ten-minutes", 1474, 2133) as page, atomically(target) as partial:
+        page.evaluate(POSTER)
+        page.pdf(path=partial, prefer_css_page_size=True, tagged=True)
 
 
 def publish(html: Path, root: Path = ROOT) -> int:
