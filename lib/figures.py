@@ -7,6 +7,8 @@ A figure function takes data and an axis and returns the axis.
 
 import base64
 import hashlib
+import itertools
+import json
 import math
 import re
 import tempfile
@@ -19,6 +21,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import HTML
 from matplotlib.animation import FuncAnimation, HTMLWriter
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
+from matplotlib.markers import MarkerStyle
 from matplotlib_inline.config import InlineBackend
 
 from lib.checks import positive_integers
@@ -306,3 +311,183 @@ def _offline(html, alt):
         digest = hashlib.sha256((pictures + alt).encode()).digest()
         html = html.replace(name[1], base64.b32encode(digest).decode().lower().rstrip("=")[:24])
     return html
+
+
+def tell(artist, texts, pictures=None, sets=None):
+    """Let the marks of an artist in a figure that answers say something when they are pointed at; returns the artist.
+
+    texts: one for each mark, for an image row by row; or one for all cells of an image, in which {row}, {column} (from
+    1 on) and {value} are filled in. pictures: small pictures (marks, height, width), from 0 to 1, shown beside the
+    texts. sets: for some controls, by label, the value that they take when a mark is pointed at, one for each mark.
+    """
+    artist.told = {"texts": texts, "pictures": pictures, "sets": sets}
+    return artist
+
+
+def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9)):
+    """The states of a figure that answers to the hand: JSON that the page's script shows in place of a still picture.
+
+    name: of the still figure, which keeps its number and its caption, and stays where there is no JavaScript, and in
+    print. `draw(axes, *values)` draws on n empty axes of `size` inches, and sets limits. controls: for each label
+    the values that it runs through; numbers make a slider, words a list, True and False a box to tick. start: the
+    values that are not the first ones of their lists at the beginning. The script knows lines, markers, filled areas,
+    images, texts, titles and ticks, with plain letters and no TeX. ValueError for a start that is no value of its
+    control, or TeX.
+    """
+    for label, value in (start := start or {}).items():
+        if value not in controls.get(label, ()):
+            raise ValueError(f"start = {{{label!r}: {value!r}}}: not among the values of {controls}")
+    fig, axes = panels(n, size=size)
+    parts, states = {}, []  # what several states share is written once
+
+    def part(content):
+        return parts.setdefault(json.dumps(content, ensure_ascii=False, separators=(",", ":")), len(parts))
+
+    for values in itertools.product(*controls.values()):
+        for ax in axes:
+            for artist in _drawn(ax):
+                artist.remove()
+        draw(axes, *values)
+        state = []
+        for ax in axes:
+            layers = (layer for artist in _drawn(ax) for layer in _layers(ax, artist, controls))
+            state.append([part(_frame(ax, size)), *(part({**shape, "look": part(look)}) for look, shape in layers)])
+        states.append(state)
+    plt.close(fig)
+    inputs = []
+    for label, values in controls.items():
+        kind = "box" if isinstance(values[0], bool) else "list" if isinstance(values[0], str) else "slider"
+        words = [value if isinstance(value, str) else f"{value:g}" for value in values]
+        inputs.append({"label": label, "kind": kind, "values": words})
+        inputs[-1]["start"] = list(values).index(start.get(label, values[0]))
+    rest = json.dumps({"figure": name, "controls": inputs, "states": states}, ensure_ascii=False, separators=(",", ":"))
+    text = f'{rest[:-1]},"parts":[{",".join(parts)}]}}'.replace("</", r"<\/")
+    if "$" in text:
+        raise ValueError(f"{name} has TeX: {text[max(text.index('$') - 40, 0) : text.index('$') + 40]!r}")
+    return HTML(f'<script type="application/json" class="answering">{text}</script>')
+
+
+def _drawn(ax):
+    """What a figure function has put on an axis, the lowest first."""
+    return sorted([*ax.images, *ax.patches, *ax.collections, *ax.lines, *ax.texts], key=lambda one: one.get_zorder())
+
+
+def _frame(ax, size):
+    """Title, labels and ticks of an axis, and its height over its width where that is fixed."""
+    frame = {"title": ax.get_title(), "size": [round(100 * length) for length in size]}
+    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+    if ax.get_aspect() != "auto":
+        frame["ratio"] = round(ax.get_aspect() * abs((high - low) / (right - left)), 3)
+    if not ax.axison:
+        return frame
+    for axis, label, spine, place in (("x", ax.get_xlabel(), "bottom", 0), ("y", ax.get_ylabel(), "left", 1)):
+        at = getattr(ax, f"get_{axis}ticks")()
+        words = getattr(ax, f"{axis}axis").get_major_formatter().format_ticks(at)
+        points = np.zeros((len(at), 2)) + [left, low]
+        points[:, place] = at
+        places = _places(ax, points, ax.transData)[:, place]
+        ticks = [[int(p), _plain(word)] for p, word in zip(places, words, strict=True) if -1 <= p <= 1001 and word]
+        frame[axis] = {"label": label, "ticks": ticks, "line": ax.spines[spine].get_visible()}
+    return frame
+
+
+def _places(ax, points, transform):
+    """Points in thousandths of the axis, from its upper left corner."""
+    unit = ax.transAxes.inverted().transform(transform.transform(np.asarray(points, float)))
+    return np.round(1000 * np.c_[unit[:, 0], 1 - unit[:, 1]]).clip(-9999, 9999)
+
+
+def _plain(word):
+    """A label of a tick without TeX."""
+    above = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    word = re.sub(r"\\mathdefault\{(.*)\}", r"\1", word.replace("$", "")).replace(r"\times", "·")
+    return re.sub(r"\^\{(.*?)\}", lambda power: power[1].translate(above), word)
+
+
+def _color(color, alpha=None):
+    """A colour for the script, and how opaque it is; the book's grey is the page's own."""
+    red, green, blue, opaque = mpl.colors.to_rgba(color, alpha)
+    word = to_hex((red, green, blue)).upper()
+    return ["" if word == GREY else word if opaque else "none", round(opaque, 2)]
+
+
+def _layers(ax, artist, controls):
+    """(look, shape) of what the script draws for an artist: the look has what stays when the artist moves."""
+
+    def packed(points):  # 16-bit integers, the least significant byte first
+        return base64.b64encode(points.astype("<i2").tobytes()).decode()
+
+    def marks(points, path, filled, color, size):
+        look = {"kind": "marks", "color": color, "path": _svg_path(path, size), "filled": filled, **told}
+        return look, {"at": packed(points)}
+
+    told, alpha = _told(artist, controls), artist.get_alpha()
+    if artist in ax.images:
+        values, (left, right, bottom, top) = np.ma.filled(artist.get_array().astype(float), np.nan), artist.get_extent()
+        corners = [(left, top), (right, bottom)] if artist.origin == "upper" else [(left, bottom), (right, top)]
+        colors = [to_hex(artist.get_cmap()(place)) for place in np.linspace(0, 1, 17)]
+        limits = [float(f"{limit:.4g}") for limit in artist.get_clim()]
+        numbers = [None if math.isnan(value) else float(f"{value:.3g}") for value in values.ravel()]
+        box = _places(ax, corners, ax.transData).ravel().astype(int).tolist()
+        yield {"kind": "cells", "colors": colors, "limits": limits, **told}, {
+            "box": box, "columns": values.shape[1], "values": numbers,
+        }  # fmt: skip
+    elif artist in ax.texts:
+        look = {"kind": "text", "color": _color(artist.get_color(), alpha), "size": round(artist.get_fontsize(), 1)}
+        look["anchor"] = {"left": "start", "right": "end"}.get(artist.get_ha(), "middle")
+        look["shift"] = {"top": 0.8, "bottom": -0.2, "baseline": 0}.get(artist.get_va(), 0.35)
+        place = _places(ax, [artist.get_position()], artist.get_transform())
+        yield look, {"at": packed(place), "text": artist.get_text()}
+    elif isinstance(artist, PathCollection):  # a scatter plot of one colour and marker
+        points = _places(ax, artist.get_offsets(), artist.get_offset_transform())
+        filled, size = bool(len(artist.get_facecolor())), artist.get_sizes()[0] ** 0.5
+        color = _color((artist.get_facecolor() if filled else artist.get_edgecolor())[0], alpha)
+        yield marks(points, artist.get_paths()[0], filled, color, size)
+    elif artist in ax.lines:
+        points = _places(ax, artist.get_xydata(), artist.get_transform())
+        points = points[np.isfinite(points).all(1)]
+        if artist.get_linestyle() not in ("None", "none", "", " "):
+            look = {"kind": "line", "color": _color(artist.get_color(), alpha), "width": artist.get_linewidth()}
+            look["dash"] = {"--": "7 4", ":": "2 3", "-.": "7 3 2 3"}.get(artist.get_linestyle(), "")
+            yield look | ({} if artist.get_marker() not in ("None", None, "") else told), {"at": packed(points)}
+        if artist.get_marker() not in ("None", None, ""):
+            style = MarkerStyle(artist.get_marker())
+            path, filled = style.get_path().transformed(style.get_transform()), style.is_filled()
+            face = artist.get_markerfacecolor() if filled else artist.get_markeredgecolor()
+            filled = filled and str(face) != "none"
+            color = _color(face if filled else artist.get_markeredgecolor(), alpha)
+            yield marks(points, path, filled, color, artist.get_markersize())
+    else:  # patches, and what is filled between lines
+        paths = artist.get_paths() if hasattr(artist, "get_paths") else [artist.get_path()]
+        face, edge = (np.atleast_2d(color) for color in (artist.get_facecolor(), artist.get_edgecolor()))
+        look = {"kind": "area", "fill": _color(face[0]) if face.size else ["none", 0]}
+        look["color"] = _color(edge[0]) if edge.size else ["none", 0]
+        look |= {"width": float(np.atleast_1d(artist.get_linewidth())[0]), **told}
+        for path in paths:
+            for polygon in path.to_polygons():
+                yield look, {"at": packed(_places(ax, polygon, artist.get_transform()))}
+
+
+def _told(artist, controls):
+    """What `tell` has said about an artist, for the script."""
+    told = {key: value for key, value in getattr(artist, "told", {}).items() if value is not None}
+    if "sets" in told:
+        labels = list(controls)
+        told["sets"] = [
+            [labels.index(label), [list(controls[label]).index(value) for value in values]]
+            for label, values in told["sets"].items()
+        ]
+    if "pictures" in told:
+        grey = np.round(15 * to_numpy(told["pictures"])).astype(int)
+        told["pictures"] = ["".join("0123456789abcdef"[one] for one in picture.ravel()) for picture in grey]
+        told["width"] = grey.shape[2]
+    return told
+
+
+def _svg_path(path, size):
+    """The path of a marker of a size in points, in hundredths of an inch."""
+    scaled = path.transformed(mpl.transforms.Affine2D().scale(size / 0.72, -size / 0.72))
+    letters, words = {1: "M", 2: "L", 3: "Q", 4: "C", 79: "Z"}, []
+    for points, code in scaled.iter_segments(simplify=False):
+        words.append(letters[code] + ("" if code == 79 else " ".join(f"{x:.1f}" for x in points)))
+    return "".join(words)

@@ -1,0 +1,260 @@
+// Figures that answer. A script element beside a figure (lib.figures.answering) has all its states as JSON: for every
+// setting of the controls and every panel a list of numbers, the parts that are drawn there. This script draws them as SVG
+// in place of the still picture, which stays where there is no JavaScript, and in print.
+document.addEventListener("DOMContentLoaded", () => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const GREY = "var(--figure-grey)";
+
+  function element(name, attributes = {}, parent = null, space = null) {
+    const made = space ? document.createElementNS(space, name) : document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key === "text") made.textContent = value;
+      else made.setAttribute(key, value);
+    }
+    parent?.append(made);
+    return made;
+  }
+  const shape = (name, attributes, parent) => element(name, attributes, parent, SVG);
+
+  // Places are 16-bit integers in base64: x and y by turns, in thousandths of the panel from its upper left corner.
+  function places(text, box) {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const numbers = new DataView(bytes.buffer);
+    return Array.from({ length: bytes.length / 4 }, (_, i) => [
+      box.x + (box.width * numbers.getInt16(4 * i, true)) / 1000,
+      box.y + (box.height * numbers.getInt16(4 * i + 2, true)) / 1000,
+    ]);
+  }
+
+  // The colour of a number on a scale of colours.
+  function shade(value, { colors, limits }) {
+    const place = ((value - limits[0]) / (limits[1] - limits[0])) * (colors.length - 1);
+    const at = Math.min(Math.max(place, 0), colors.length - 1);
+    const [low, high] = [colors[Math.floor(at)], colors[Math.ceil(at)]].map((color) =>
+      [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)),
+    );
+    return `rgb(${low.map((one, i) => Math.round(one + (at % 1) * (high[i] - one))).join(" ")})`;
+  }
+
+  // Draws the frame of a panel: title, labels, ticks. Returns the box inside.
+  function drawFrame(svg, { title, size, ratio, x, y }) {
+    const [width] = size;
+    const box = { x: y ? 14 + 18 * !!y.label + 34 * !!y.ticks.length : 8, y: title ? 30 : 8 };
+    const below = x ? 12 + 18 * !!x.ticks.length + 20 * !!x.label : 8;
+    box.width = width - box.x - 12;
+    box.height = ratio ? box.width * ratio : size[1] - box.y - below;
+    const [right, bottom] = [box.x + box.width, box.y + box.height];
+    svg.setAttribute("viewBox", `0 0 ${width} ${bottom + below}`);
+    const say = (text, at) => shape("text", { text, fill: GREY, "text-anchor": "middle", ...at }, svg);
+    const rule = (x1, y1, x2, y2) => shape("line", { x1, y1, x2, y2, stroke: GREY }, svg);
+    const middle = box.x + box.width / 2;
+    if (title) say(title, { x: middle, y: 18, "font-size": 14.5 });
+    if (x) {
+      if (x.line) rule(box.x, bottom, right, bottom);
+      for (const [at, text] of x.ticks) {
+        const tick = box.x + (box.width * at) / 1000;
+        rule(tick, bottom, tick, bottom + 4);
+        say(text, { x: tick, y: bottom + 18 });
+      }
+      say(x.label, { x: middle, y: bottom + below - 6 });
+    }
+    if (y) {
+      if (y.line) rule(box.x, box.y, box.x, bottom);
+      for (const [at, text] of y.ticks) {
+        const tick = box.y + (box.height * at) / 1000;
+        rule(box.x - 4, tick, box.x, tick);
+        say(text, { x: box.x - 7, y: tick + 4.5, "text-anchor": "end" });
+      }
+      say(y.label, { transform: `translate(13 ${box.y + box.height / 2}) rotate(-90)` });
+    }
+    return box;
+  }
+
+  // Draws one part of a panel, and returns its marks that answer: where they are, and what they say and do.
+  function drawPart(svg, box, part, look) {
+    const [color, opacity] = look.color ?? [];
+    const ink = { stroke: color || GREY, "stroke-opacity": opacity };
+    const marks = [];
+    const mark = (index, at, values = {}) => {
+      if (!look.texts) return;
+      const text = Array.isArray(look.texts)
+        ? look.texts[index]
+        : look.texts.replace(/\{(\w+)\}/g, (_, key) => values[key]);
+      const sets = (look.sets ?? []).map(([control, options]) => [control, options[index]]);
+      marks.push({ ...at, text, sets, picture: look.pictures?.[index], pixels: look.width });
+    };
+    if (look.kind === "cells") {
+      const [x0, x1] = [0, 2].map((i) => box.x + (box.width * part.box[i]) / 1000);
+      const [y0, y1] = [1, 3].map((i) => box.y + (box.height * part.box[i]) / 1000);
+      const { columns, values } = part;
+      const [width, height] = [(x1 - x0) / columns, ((y1 - y0) * columns) / values.length];
+      values.forEach((value, i) => {
+        const [row, column] = [Math.floor(i / columns), i % columns];
+        const corner = { x: x0 + (column + (width < 0)) * width, y: y0 + (row + (height < 0)) * height };
+        const cell = { ...corner, width: Math.abs(width), height: Math.abs(height) };
+        const fill = value === null ? "none" : shade(value, look);
+        shape("rect", { ...cell, fill, stroke: fill, "stroke-width": 0.4 }, svg);
+        mark(i, { ...cell, columns }, { row: row + 1, column: column + 1, value: String(value ?? "none").replace("-", "−") });
+      });
+      return marks;
+    }
+    const points = places(part.at, box);
+    if (look.kind === "line") {
+      const style = { ...ink, "stroke-width": look.width, "stroke-dasharray": look.dash };
+      shape("polyline", { points: points.join(" "), fill: "none", ...style }, svg);
+    } else if (look.kind === "area") {
+      const [fill, opaque] = look.fill;
+      const style = { ...ink, "stroke-width": look.width, fill: fill || GREY, "fill-opacity": opaque };
+      shape("polygon", { points: points.join(" "), ...style }, svg);
+      const middle = (i) => (Math.min(...points.map((at) => at[i])) + Math.max(...points.map((at) => at[i]))) / 2;
+      mark(0, { x: middle(0), y: middle(1) });
+    } else if (look.kind === "text") {
+      const [x, y] = points[0];
+      const style = { fill: color || GREY, "fill-opacity": opacity, "font-size": look.size, "text-anchor": look.anchor };
+      shape("text", { text: part.text, x, y: y + look.shift * look.size, ...style }, svg);
+    } else {
+      const filled = { fill: ink.stroke, "fill-opacity": opacity };
+      const style = look.filled ? filled : { fill: "none", ...ink, "stroke-width": 1.5 };
+      const group = shape("g", style, svg);
+      points.forEach(([x, y], i) => {
+        shape("path", { d: look.path, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` }, group);
+        mark(i, { x, y });
+      });
+    }
+    return marks;
+  }
+
+  function answer(figure, data) {
+    const alt = figure.querySelector("img")?.alt ?? "";
+    const whole = element("div", { class: "answer", role: "group", "aria-label": alt });
+    const fields = data.controls.map((control, number) => makeControl(control, number));
+    const row = element("div", { class: "answer-panels" }, whole);
+    const panels = data.states[0].map(() => makePanel(row));
+    const tip = element("div", { class: "answer-tip", role: "status", hidden: "" }, whole);
+
+    function makeControl({ label, kind, values, start }, number) {
+      const bar = whole.querySelector(".answer-controls") ?? element("div", { class: "answer-controls" }, whole);
+      const place = element("label", {}, bar);
+      element("span", { text: label }, place);
+      if (kind === "list") {
+        const list = element("select", {}, place);
+        values.forEach((text) => element("option", { text }, list));
+        list.selectedIndex = start;
+        list.addEventListener("input", draw);
+        return { get: () => list.selectedIndex, set: (to) => (list.selectedIndex = to) };
+      }
+      if (kind === "box") {
+        const box = element("input", { type: "checkbox" }, place);
+        box.checked = values[start] === "1";
+        box.addEventListener("input", draw);
+        return { get: () => values.indexOf(box.checked ? "1" : "0"), set: (to) => (box.checked = values[to] === "1") };
+      }
+      const slider = element("input", { type: "range", min: 0, max: values.length - 1, value: start }, place);
+      const shown = element("output", {}, place);
+      const say = () => {
+        shown.textContent = values[slider.value];
+        slider.setAttribute("aria-valuetext", values[slider.value]);
+      };
+      slider.addEventListener("input", () => (say(), draw()));
+      say();
+      return { get: () => Number(slider.value), set: (to) => ((slider.value = to), say()) };
+    }
+
+    function makePanel(parent) {
+      const svg = shape("svg", { role: "img" }, parent);
+      const panel = { svg, marks: [], at: 0 };
+      const pointed = (event) => {
+        const { left, width, top } = svg.getBoundingClientRect();
+        const scale = svg.viewBox.baseVal.width / width;
+        const [x, y] = [(event.clientX - left) * scale, (event.clientY - top) * scale];
+        const beyond = (at, start, size = 0) => Math.max(start - at, at - start - size, 0);
+        const away = panel.marks.map((mark) => Math.hypot(beyond(x, mark.x, mark.width), beyond(y, mark.y, mark.height)));
+        const nearest = away.indexOf(Math.min(...away));
+        if (away[nearest] < 24) show(panel, nearest); // as close as a finger gets
+        else hide();
+      };
+      svg.addEventListener("pointermove", pointed);
+      svg.addEventListener("pointerdown", pointed);
+      svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hide());
+      svg.addEventListener("focus", () => svg.matches(":focus-visible") && show(panel, panel.at));
+      svg.addEventListener("blur", hide);
+      svg.addEventListener("keydown", (event) => {
+        const columns = panel.marks[panel.at]?.columns ?? 1;
+        const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
+        if (event.key === "Escape") hide();
+        if (!step || !panel.marks.length) return;
+        event.preventDefault();
+        show(panel, Math.min(Math.max(panel.at + step, 0), panel.marks.length - 1));
+      });
+      return panel;
+    }
+
+    function hide() {
+      tip.hidden = true;
+      for (const { svg } of panels) svg.querySelector(".answer-seen")?.remove();
+    }
+
+    function show(panel, at) {
+      panel.at = at;
+      const mark = panel.marks[at];
+      if (!mark) return;
+      hide();
+      if (mark.sets.some(([control, option]) => fields[control].get() !== option)) {
+        for (const [control, option] of mark.sets) fields[control].set(option);
+        draw();
+      }
+      const ring = { class: "answer-seen", fill: "none", stroke: "currentColor", "stroke-width": 2 };
+      if (mark.width) shape("rect", { ...ring, x: mark.x, y: mark.y, width: mark.width, height: mark.height }, panel.svg);
+      else shape("circle", { ...ring, cx: mark.x, cy: mark.y, r: 8 }, panel.svg);
+      tip.replaceChildren();
+      if (mark.picture) drawPicture(mark.picture, mark.pixels);
+      element("span", { text: mark.text }, tip);
+      tip.hidden = false;
+      // above the mark, and inside the figure
+      const [outer, inner] = [whole, panel.svg].map((one) => one.getBoundingClientRect());
+      const scale = inner.width / panel.svg.viewBox.baseVal.width;
+      const x = inner.left - outer.left + (mark.x + (mark.width ?? 0) / 2) * scale - tip.offsetWidth / 2;
+      const y = inner.top - outer.top + mark.y * scale - tip.offsetHeight - 12;
+      tip.style.left = `${Math.min(Math.max(x, 0), outer.width - tip.offsetWidth)}px`;
+      tip.style.top = `${y}px`;
+    }
+
+    function drawPicture(digits, width) {
+      const canvas = element("canvas", { width, height: digits.length / width }, tip);
+      const context = canvas.getContext("2d");
+      [...digits].forEach((digit, i) => {
+        const grey = 255 - 17 * parseInt(digit, 16);
+        context.fillStyle = `rgb(${grey} ${grey} ${grey})`;
+        context.fillRect(i % width, Math.floor(i / width), 1, 1);
+      });
+    }
+
+    function draw() {
+      hide();
+      const number = fields.reduce((sum, field, i) => sum * data.controls[i].values.length + field.get(), 0);
+      data.states[number].forEach(([frame, ...layers], i) => {
+        const { svg } = panels[i];
+        const drawn = [frame, ...layers].join();
+        if (panels[i].drawn === drawn) return; // this panel is the same in both states
+        panels[i].drawn = drawn;
+        svg.replaceChildren();
+        const box = drawFrame(svg, data.parts[frame]);
+        panels[i].marks = layers.flatMap((layer) => drawPart(svg, box, data.parts[layer], data.parts[data.parts[layer].look]));
+        const label = data.parts[frame].title || `Panel ${i + 1}`;
+        svg.setAttribute("aria-label", panels[i].marks.length ? `${label}. Arrow keys go from mark to mark.` : label);
+        if (panels[i].marks.length) svg.setAttribute("tabindex", 0);
+        else svg.removeAttribute("tabindex");
+      });
+    }
+
+    draw();
+    figure.prepend(whole);
+    figure.classList.add("answers");
+  }
+
+  for (const script of document.querySelectorAll("script.answering")) {
+    const data = JSON.parse(script.textContent);
+    const figure = document.getElementById(data.figure);
+    if (figure) answer(figure, data);
+  }
+});
