@@ -37,7 +37,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // Draws the frame of a panel: title, labels, ticks. Returns the box inside.
-  function drawFrame(svg, { title, size, ratio, x, y }) {
+  function drawFrame(svg, title, { size, ratio, x, y }) {
     const [width] = size;
     const box = { x: y ? 14 + 18 * !!y.label + 34 * !!y.ticks.length : 8, y: title ? 30 : 8 };
     const below = x ? 12 + 18 * !!x.ticks.length + 20 * !!x.label : 8;
@@ -71,17 +71,16 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // Draws one part of a panel, and returns its marks that answer: where they are, and what they say and do.
-  function drawPart(svg, box, part, look) {
+  function drawPart(svg, box, part, look, told) {
     const [color, opacity] = look.color ?? [];
     const ink = { stroke: color || GREY, "stroke-opacity": opacity };
     const marks = [];
     const mark = (index, at, values = {}) => {
-      if (!look.texts) return;
-      const text = Array.isArray(look.texts)
-        ? look.texts[index]
-        : look.texts.replace(/\{(\w+)\}/g, (_, key) => values[key]);
-      const sets = (look.sets ?? []).map(([control, options]) => [control, options[index]]);
-      marks.push({ ...at, text, sets, picture: look.pictures?.[index], pixels: look.width });
+      if (!told.texts) return;
+      const whole = Array.isArray(told.texts) ? told.texts[index] : told.texts;
+      const text = whole.replace(/\{(\w+)\}/g, (_, key) => values[key]);
+      const sets = (told.sets ?? []).map(([control, options]) => [control, options[index]]);
+      marks.push({ ...at, text, sets, picture: told.pictures?.[index], pixels: told.width });
     };
     if (look.kind === "cells") {
       const [x0, x1] = [0, 2].map((i) => box.x + (box.width * part.box[i]) / 1000);
@@ -232,15 +231,15 @@ document.addEventListener("DOMContentLoaded", () => {
     function draw() {
       hide();
       const number = fields.reduce((sum, field, i) => sum * data.controls[i].values.length + field.get(), 0);
-      data.states[number].forEach(([frame, ...layers], i) => {
+      data.states[number].forEach((numbers, i) => {
         const { svg } = panels[i];
-        const drawn = [frame, ...layers].join();
-        if (panels[i].drawn === drawn) return; // this panel is the same in both states
-        panels[i].drawn = drawn;
+        if (panels[i].drawn === numbers.join()) return; // this panel is the same in both states
+        panels[i].drawn = numbers.join();
         svg.replaceChildren();
-        const box = drawFrame(svg, data.parts[frame]);
-        panels[i].marks = layers.flatMap((layer) => drawPart(svg, box, data.parts[layer], data.parts[data.parts[layer].look]));
-        const label = data.parts[frame].title || `Panel ${i + 1}`;
+        const [title, frame, ...parts] = numbers.map((one) => data.parts[one]);
+        const box = drawFrame(svg, title, frame);
+        panels[i].marks = parts.flatMap((part) => drawPart(svg, box, part, data.parts[part.look], data.parts[part.told]));
+        const label = title || `Panel ${i + 1}`;
         svg.setAttribute("aria-label", panels[i].marks.length ? `${label}. Arrow keys go from mark to mark.` : label);
         if (panels[i].marks.length) svg.setAttribute("tabindex", 0);
         else svg.removeAttribute("tabindex");

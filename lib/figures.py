@@ -348,11 +348,11 @@ def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9)):
             for artist in _drawn(ax):
                 artist.remove()
         draw(axes, *values)
-        state = []
-        for ax in axes:
-            layers = (layer for artist in _drawn(ax) for layer in _layers(ax, artist, controls))
-            state.append([part(_frame(ax, size)), *(part({**shape, "look": part(look)}) for look, shape in layers)])
-        states.append(state)
+        states.append([[part(ax.get_title()), part(_frame(ax, size))] for ax in axes])
+        for ax, numbers in zip(axes, states[-1], strict=True):
+            for artist in _drawn(ax):
+                told = part(_told(artist, controls))
+                numbers += [part({**at, "look": part(look), "told": told}) for look, at in _layers(ax, artist)]
     plt.close(fig)
     inputs = []
     for label, values in controls.items():
@@ -373,8 +373,8 @@ def _drawn(ax):
 
 
 def _frame(ax, size):
-    """Title, labels and ticks of an axis, and its height over its width where that is fixed."""
-    frame = {"title": ax.get_title(), "size": [round(100 * length) for length in size]}
+    """The labels and ticks of an axis, and its height over its width where that is fixed."""
+    frame = {"size": [round(100 * length) for length in size]}
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
     if ax.get_aspect() != "auto":
         frame["ratio"] = round(ax.get_aspect() * abs((high - low) / (right - left)), 3)
@@ -411,17 +411,17 @@ def _color(color, alpha=None):
     return ["" if word == GREY else word if opaque else "none", round(opaque, 2)]
 
 
-def _layers(ax, artist, controls):
+def _layers(ax, artist):
     """(look, shape) of what the script draws for an artist: the look has what stays when the artist moves."""
 
     def packed(points):  # 16-bit integers, the least significant byte first
         return base64.b64encode(points.astype("<i2").tobytes()).decode()
 
     def marks(points, path, filled, color, size):
-        look = {"kind": "marks", "color": color, "path": _svg_path(path, size), "filled": filled, **told}
+        look = {"kind": "marks", "color": color, "path": _svg_path(path, size), "filled": filled}
         return look, {"at": packed(points)}
 
-    told, alpha = _told(artist, controls), artist.get_alpha()
+    alpha = artist.get_alpha()
     if artist in ax.images:
         values, (left, right, bottom, top) = np.ma.filled(artist.get_array().astype(float), np.nan), artist.get_extent()
         corners = [(left, top), (right, bottom)] if artist.origin == "upper" else [(left, bottom), (right, top)]
@@ -429,9 +429,8 @@ def _layers(ax, artist, controls):
         limits = [float(f"{limit:.4g}") for limit in artist.get_clim()]
         numbers = [None if math.isnan(value) else float(f"{value:.3g}") for value in values.ravel()]
         box = _places(ax, corners, ax.transData).ravel().astype(int).tolist()
-        yield {"kind": "cells", "colors": colors, "limits": limits, **told}, {
-            "box": box, "columns": values.shape[1], "values": numbers,
-        }  # fmt: skip
+        shape = {"box": box, "columns": values.shape[1], "values": numbers}
+        yield {"kind": "cells", "colors": colors, "limits": limits}, shape
     elif artist in ax.texts:
         look = {"kind": "text", "color": _color(artist.get_color(), alpha), "size": round(artist.get_fontsize(), 1)}
         look["anchor"] = {"left": "start", "right": "end"}.get(artist.get_ha(), "middle")
@@ -449,7 +448,7 @@ def _layers(ax, artist, controls):
         if artist.get_linestyle() not in ("None", "none", "", " "):
             look = {"kind": "line", "color": _color(artist.get_color(), alpha), "width": artist.get_linewidth()}
             look["dash"] = {"--": "7 4", ":": "2 3", "-.": "7 3 2 3"}.get(artist.get_linestyle(), "")
-            yield look | ({} if artist.get_marker() not in ("None", None, "") else told), {"at": packed(points)}
+            yield look, {"at": packed(points)}
         if artist.get_marker() not in ("None", None, ""):
             style = MarkerStyle(artist.get_marker())
             path, filled = style.get_path().transformed(style.get_transform()), style.is_filled()
@@ -462,7 +461,7 @@ def _layers(ax, artist, controls):
         face, edge = (np.atleast_2d(color) for color in (artist.get_facecolor(), artist.get_edgecolor()))
         look = {"kind": "area", "fill": _color(face[0]) if face.size else ["none", 0]}
         look["color"] = _color(edge[0]) if edge.size else ["none", 0]
-        look |= {"width": float(np.atleast_1d(artist.get_linewidth())[0]), **told}
+        look["width"] = float(np.atleast_1d(artist.get_linewidth())[0])
         for path in paths:
             for polygon in path.to_polygons():
                 yield look, {"at": packed(_places(ax, polygon, artist.get_transform()))}
