@@ -39,16 +39,18 @@ document.addEventListener("DOMContentLoaded", () => {
   // Draws the frame of a panel: title, labels, ticks. Returns the box inside.
   function drawFrame(svg, title, { size, ratio, x, y }) {
     const [width] = size;
-    const box = { x: y ? 14 + 18 * !!y.label + 34 * !!y.ticks.length : 8, y: title ? 30 : 8 };
+    const letters = Math.max(0, ...(y?.ticks ?? []).map(([, text]) => text.length));
+    const box = { x: 8 + (y ? 18 * !!y.label + 8 * letters : 0), y: title ? 30 : 8 };
+    svg.classList.toggle("bare", !x?.ticks.length && !y?.ticks.length);
     const below = x ? 12 + 18 * !!x.ticks.length + 20 * !!x.label : 8;
     box.width = width - box.x - 12;
     box.height = ratio ? box.width * ratio : size[1] - box.y - below;
     const [right, bottom] = [box.x + box.width, box.y + box.height];
     svg.setAttribute("viewBox", `0 0 ${width} ${bottom + below}`);
-    const say = (text, at) => shape("text", { text, fill: GREY, "text-anchor": "middle", ...at }, svg);
+    const say = (text, at) => shape("text", { text, fill: "currentColor", "text-anchor": "middle", ...at }, svg);
     const rule = (x1, y1, x2, y2) => shape("line", { x1, y1, x2, y2, stroke: GREY }, svg);
     const middle = box.x + box.width / 2;
-    if (title) say(title, { x: middle, y: 18, "font-size": 14.5 });
+    if (title) say(title, { x: middle, y: 18, "font-size": "1.1em" });
     if (x) {
       if (x.line) rule(box.x, bottom, right, bottom);
       for (const [at, text] of x.ticks) {
@@ -92,7 +94,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const corner = { x: x0 + (column + (width < 0)) * width, y: y0 + (row + (height < 0)) * height };
         const cell = { ...corner, width: Math.abs(width), height: Math.abs(height) };
         const fill = value === null ? "none" : shade(value, look);
-        shape("rect", { ...cell, fill, stroke: fill, "stroke-width": 0.4 }, svg);
+        shape("rect", { ...cell, fill, "shape-rendering": "crispEdges" }, svg);
         mark(i, { ...cell, columns }, { row: row + 1, column: column + 1, value: String(value ?? "none").replace("-", "−") });
       });
       return marks;
@@ -109,7 +111,9 @@ document.addEventListener("DOMContentLoaded", () => {
       mark(0, { x: middle(0), y: middle(1) });
     } else if (look.kind === "text") {
       const [x, y] = points[0];
-      const style = { fill: color || GREY, "fill-opacity": opacity, "font-size": look.size, "text-anchor": look.anchor };
+      const onTile = color === "#FFFFFF" || color === "#000000"; // other text is legible on the page, in both themes
+      const fill = onTile ? color : color ? `color-mix(in srgb, ${color}, currentColor)` : "currentColor";
+      const style = { fill, "fill-opacity": opacity, "font-size": look.size, "text-anchor": look.anchor };
       shape("text", { text: part.text, x, y: y + look.shift * look.size, ...style }, svg);
     } else {
       const filled = { fill: ink.stroke, "fill-opacity": opacity };
@@ -124,7 +128,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   function answer(figure, data) {
-    const alt = figure.querySelector("img")?.alt ?? "";
+    const alt = figure.querySelector("svg[aria-label]")?.getAttribute("aria-label") ?? "";
     const whole = element("div", { class: "answer", role: "group", "aria-label": alt });
     const fields = data.controls.map((control, number) => makeControl(control, number));
     const row = element("div", { class: "answer-panels" }, whole);
@@ -202,9 +206,12 @@ document.addEventListener("DOMContentLoaded", () => {
         for (const [control, option] of mark.sets) fields[control].set(option);
         draw();
       }
-      const ring = { class: "answer-seen", fill: "none", stroke: "currentColor", "stroke-width": 2 };
-      if (mark.width) shape("rect", { ...ring, x: mark.x, y: mark.y, width: mark.width, height: mark.height }, panel.svg);
-      else shape("circle", { ...ring, cx: mark.x, cy: mark.y, r: 8 }, panel.svg);
+      const { x: left, y: top, width = 0, height = 0 } = mark;
+      const ring = shape("g", { class: "answer-seen", fill: "none" }, panel.svg);
+      for (const look of [{ stroke: "white", "stroke-width": 4 }, { stroke: "black", "stroke-width": 2 }]) {
+        if (width) shape("rect", { ...look, x: left, y: top, width, height }, ring);
+        else shape("circle", { ...look, cx: left, cy: top, r: 8 }, ring);
+      }
       tip.replaceChildren();
       if (mark.picture) drawPicture(mark.picture, mark.pixels);
       element("span", { text: mark.text }, tip);
@@ -212,8 +219,8 @@ document.addEventListener("DOMContentLoaded", () => {
       // above the mark, and inside the figure
       const [outer, inner] = [whole, panel.svg].map((one) => one.getBoundingClientRect());
       const scale = inner.width / panel.svg.viewBox.baseVal.width;
-      const x = inner.left - outer.left + (mark.x + (mark.width ?? 0) / 2) * scale - tip.offsetWidth / 2;
-      const y = inner.top - outer.top + mark.y * scale - tip.offsetHeight - 12;
+      const x = inner.left - outer.left + (left + width / 2) * scale - tip.offsetWidth / 2;
+      const y = inner.top - outer.top + top * scale - tip.offsetHeight - 12;
       tip.style.left = `${Math.min(Math.max(x, 0), outer.width - tip.offsetWidth)}px`;
       tip.style.top = `${y}px`;
     }
