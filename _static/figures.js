@@ -95,7 +95,8 @@ document.addEventListener("DOMContentLoaded", () => {
         const cell = { ...corner, width: Math.abs(width), height: Math.abs(height) };
         const fill = value === null ? "none" : shade(value, look);
         shape("rect", { ...cell, fill, "shape-rendering": "crispEdges" }, svg);
-        mark(i, { ...cell, columns }, { row: row + 1, column: column + 1, value: String(value ?? "none").replace("-", "−") });
+        const names = { row: told.rows?.[row] ?? row + 1, column: told.columns?.[column] ?? column + 1 };
+        mark(i, { ...cell, columns }, { ...names, value: String(value ?? "none").replace("-", "−") });
       });
       return marks;
     }

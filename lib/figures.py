@@ -313,14 +313,15 @@ def _offline(html, alt):
     return html
 
 
-def tell(artist, texts, pictures=None, sets=None):
+def tell(artist, texts, pictures=None, sets=None, rows=None, columns=None):
     """Let the marks of an artist in a figure that answers say something when they are pointed at; returns the artist.
 
-    texts: one for each mark, for an image row by row; or one for all cells of an image, in which {row}, {column} (from
-    1 on) and {value} are filled in. pictures: small pictures (marks, height, width), from 0 to 1, shown beside the
-    texts. sets: for some controls, by label, the value that they take when a mark is pointed at, one for each mark.
+    texts: one for each mark, for an image row by row; or one for all cells of an image, in which {row}, {column} (their
+    names in `rows` and `columns`, or their numbers from 1 on) and {value} are filled in. pictures: small pictures
+    (marks, height, width), from 0 to 1, shown beside the texts. sets: for some controls, by label, the value that they
+    take when a mark is pointed at, one for each mark.
     """
-    artist.told = {"texts": texts, "pictures": pictures, "sets": sets}
+    artist.told = {"texts": texts, "pictures": pictures, "sets": sets, "rows": rows, "columns": columns}
     return artist
 
 
@@ -386,7 +387,9 @@ def _frame(ax, size):
         points = np.zeros((len(at), 2)) + [left, low]
         points[:, place] = at
         places = _places(ax, points, ax.transData)[:, place]
-        ticks = [[int(p), _plain(word)] for p, word in zip(places, words, strict=True) if -1 <= p <= 1001 and word]
+        ticks = [
+            [int(p), _plain(str(word))] for p, word in zip(places, words, strict=True) if -1 <= p <= 1001 and word != ""
+        ]
         frame[axis] = {"label": label, "ticks": ticks, "line": ax.spines[spine].get_visible()}
     return frame
 
@@ -425,8 +428,8 @@ def _layers(ax, artist):
     if artist in ax.images:
         values, (left, right, bottom, top) = np.ma.filled(artist.get_array().astype(float), np.nan), artist.get_extent()
         corners = [(left, top), (right, bottom)] if artist.origin == "upper" else [(left, bottom), (right, top)]
-        colors = [to_hex(artist.get_cmap()(place)) for place in np.linspace(0, 1, 17)]
         limits = [float(f"{limit:.4g}") for limit in artist.get_clim()]
+        colors = [to_hex(artist.to_rgba(value)) for value in np.linspace(*limits, 17)]
         numbers = [None if math.isnan(value) else float(f"{value:.3g}") for value in values.ravel()]
         box = _places(ax, corners, ax.transData).ravel().astype(int).tolist()
         shape = {"box": box, "columns": values.shape[1], "values": numbers}
