@@ -24,6 +24,7 @@ from matplotlib.animation import FuncAnimation, HTMLWriter
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path as Outline
 from matplotlib_inline.config import InlineBackend
 
 from lib.checks import positive_integers
@@ -442,9 +443,10 @@ def _layers(ax, artist):
         yield look, {"at": packed(place), "text": artist.get_text()}
     elif isinstance(artist, PathCollection):  # a scatter plot of one colour and marker
         points = _places(ax, artist.get_offsets(), artist.get_offset_transform())
-        filled, size = bool(len(artist.get_facecolor())), artist.get_sizes()[0] ** 0.5
-        color = _color((artist.get_facecolor() if filled else artist.get_edgecolor())[0], alpha)
-        yield marks(points, artist.get_paths()[0], filled, color, size)
+        path, face = artist.get_paths()[0], artist.get_facecolor()
+        filled = len(face) > 0 and Outline.CLOSEPOLY in path.codes
+        color = _color(face[0] if filled else artist.get_edgecolor()[0], alpha)
+        yield marks(points, path, filled, color, artist.get_sizes()[0] ** 0.5)
     elif artist in ax.lines:
         points = _places(ax, artist.get_xydata(), artist.get_transform())
         points = points[np.isfinite(points).all(1)]
