@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 from types import SimpleNamespace
 
@@ -196,3 +197,41 @@ def test_the_frames_of_an_animation_are_transparent():
     frame = re.search(r'frames\[1\] = "data:image/png;base64,([^"]*)"', html)[1]
     picture = plt.imread(io.BytesIO(base64.b64decode(frame)))
     assert picture.shape[2] == 4 and picture[0, 0, 3] == 0
+
+
+def states(html):
+    """The JSON of a figure that answers, and the parts that each panel of each state has."""
+    found = json.loads(re.fullmatch(r"<script [^>]*>(.*)</script>", html, re.DOTALL)[1])
+    return found, [[[found["parts"][i] for i in panel] for panel in state] for state in found["states"]]
+
+
+def test_a_figure_that_answers_has_a_state_for_every_setting_and_writes_what_they_share_once():
+    def draw(axes, at, dashed):
+        axes[0].plot([0, 10], [0, 0], "--" if dashed else "-", color=figures.GREY)
+        dots = axes[0].plot([at], [1], "o")[0]
+        figures.tell(dots, ["a point </script>"], sets={"at": [5]})
+        axes[0].set(xlim=(0, 10), ylim=(0, 4), title=f"at {at}")
+        figures.tell(axes[1].imshow([[0, 1], [np.nan, 3]]), "{row}, {column}: {value}")
+
+    controls = {"at": [0, 5, 10], "dashed": [True, False]}
+    found, drawn = states(figures.answering("fig-x", draw, controls, {"at": 5}, n=2).data)
+    assert [(one["kind"], one["start"]) for one in found["controls"]] == [("slider", 1), ("box", 0)]
+    assert len(drawn) == 6
+    assert len({tuple(state[1]) for state in found["states"]}) == 1  # the image is always the same
+    (title, _, _, dots), (_, _, cells) = drawn[2]  # at 5, dashed
+    assert title == "at 5"
+    assert np.frombuffer(base64.b64decode(dots["at"]), "<i2").tolist() == [500, 750]
+    told = found["parts"][dots["told"]]
+    assert told == {"texts": ["a point </script>"], "sets": [[0, [1]]]}
+    assert cells["values"] == [0, 1, None, 3] and cells["columns"] == 2
+    assert not plt.get_fignums()
+
+
+def test_a_figure_that_answers_takes_plain_letters_and_a_start_that_there_is():
+    def draw(axes, at):
+        axes[0].set_title(r"$\lambda$")
+
+    with pytest.raises(ValueError, match="fig-x has TeX"):
+        figures.answering("fig-x", draw, {"at": [1, 2]})
+    with pytest.raises(ValueError, match="start = {'at': 3}"):
+        figures.answering("fig-x", draw, {"at": [1, 2]}, {"at": 3})

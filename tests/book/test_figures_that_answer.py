@@ -1,0 +1,59 @@
+"""Figures that answer do so by keyboard and pointer, and are still pictures without JavaScript and in print."""
+
+import re
+
+import pytest
+from browser import ROOT, opened
+
+from lib.book import chapters
+
+ANSWERS = [(page.name, name) for page in chapters.chapters(ROOT)
+           for name in re.findall(r'figures\.answering\(\s*"([\w-]+)"', page.text)]  # fmt: skip
+KEYS = {"range": "ArrowRight", "select-one": "ArrowDown", "checkbox": " "}
+
+
+@pytest.mark.parametrize(("name", "figure"), ANSWERS)
+def test_a_figure_answers_to_the_keyboard_and_to_the_pointer(tab, address, name, figure):
+    tab.goto(f"{address}/{name}.html", wait_until="load")
+    whole = tab.locator(f"#{figure} .answer")
+    assert not tab.locator(f"#{figure} > svg").is_visible()
+
+    def drawn():
+        return whole.locator("svg").evaluate_all("all => all.map(one => one.innerHTML).join()")
+
+    controls = whole.locator("input, select")
+    for control in controls.all():
+        control.press("Home")
+        before, kind = drawn(), control.evaluate("one => one.type")
+        control.press(KEYS[kind])
+        assert drawn() != before, f"{kind} changes nothing"
+    tip, panels = whole.locator(".answer-tip"), whole.locator("svg[tabindex]")
+    for panel in panels.all():
+        panel.press("ArrowRight")
+        assert tip.inner_text().strip()
+        panel.press("Escape")
+        assert not tip.is_visible()
+    tab.mouse.move(0, 0)
+    panels.first.scroll_into_view_if_needed()
+    mark = panels.first.locator("g path, rect").first.bounding_box()
+    tab.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2)
+    assert tip.is_visible()
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize(("name", "figure"), ANSWERS)
+def test_without_javascript_and_in_print_it_is_a_still_picture(browser, address, name, figure):
+    for script in (False, True):
+        page = opened(browser, java_script_enabled=script)
+        page.goto(f"{address}/{name}.html", wait_until="load")
+        page.emulate_media(media="print" if script else "screen")
+        assert page.locator(f"#{figure} > svg").is_visible()
+        assert page.locator(f"#{figure} .answer:visible").count() == 0
+        page.close()
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in ANSWERS}))
+def test_the_states_of_a_figure_weigh_less_than_150_kilobytes(smoke_book, name):
+    page = (smoke_book.html / f"{name}.html").read_text(encoding="utf8")
+    states = re.findall(r'<script type="application/json" class="answering">(.*?)</script>', page, re.DOTALL)
+    assert states and all(len(one) < 150_000 for one in states)
