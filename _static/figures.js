@@ -5,12 +5,10 @@ document.addEventListener("DOMContentLoaded", () => {
   const SVG = "http://www.w3.org/2000/svg";
   const GREY = "var(--figure-grey)";
 
-  function element(name, attributes = {}, parent = null, space = null) {
-    const made = space ? document.createElementNS(space, name) : document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) {
-      if (key === "text") made.textContent = value;
-      else made.setAttribute(key, value);
-    }
+  function element(name, { text = "", ...attributes } = {}, parent = null, space = "http://www.w3.org/1999/xhtml") {
+    const made = document.createElementNS(space, name);
+    made.textContent = text;
+    for (const key in attributes) made.setAttribute(key, attributes[key]);
     parent?.append(made);
     return made;
   }
@@ -28,19 +26,15 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // The colour of a number on a scale of colours.
   function shade(value, { colors, limits }) {
-    const place = ((value - limits[0]) / (limits[1] - limits[0])) * (colors.length - 1);
-    const at = Math.min(Math.max(place, 0), colors.length - 1);
-    const [low, high] = [colors[Math.floor(at)], colors[Math.ceil(at)]].map((color) =>
-      [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)),
-    );
-    return `rgb(${low.map((one, i) => Math.round(one + (at % 1) * (high[i] - one))).join(" ")})`;
+    const place = Math.round(((value - limits[0]) / (limits[1] - limits[0])) * (colors.length - 1));
+    return colors[Math.min(Math.max(place, 0), colors.length - 1)];
   }
 
   // Draws the frame of a panel: title, labels, ticks. Returns the box inside.
   function drawFrame(svg, title, { size, ratio, x, y }) {
     const [width] = size;
-    const letters = Math.max(0, ...(y?.ticks ?? []).map(([, text]) => text.length));
-    const box = { x: 8 + (y ? 18 * !!y.label + 8 * letters : 0), y: title ? 30 : 8 };
+    const longest = Math.max(0, ...(y?.ticks ?? []).map(([, text]) => text.length));
+    const box = { x: 8 + (y ? 18 * !!y.label + 0.6 * y.letters * longest : 0), y: title ? 30 : 8 };
     svg.classList.toggle("bare", !x?.ticks.length && !y?.ticks.length);
     const below = x ? 12 + 18 * !!x.ticks.length + 20 * !!x.label : 8;
     box.width = width - box.x - 12;
@@ -56,7 +50,7 @@ document.addEventListener("DOMContentLoaded", () => {
       for (const [at, text] of x.ticks) {
         const tick = box.x + (box.width * at) / 1000;
         rule(tick, bottom, tick, bottom + 4);
-        say(text, { x: tick, y: bottom + 18 });
+        say(text, { x: tick, y: bottom + 18, "font-size": x.letters });
       }
       say(x.label, { x: middle, y: bottom + below - 6 });
     }
@@ -65,7 +59,7 @@ document.addEventListener("DOMContentLoaded", () => {
       for (const [at, text] of y.ticks) {
         const tick = box.y + (box.height * at) / 1000;
         rule(box.x - 4, tick, box.x, tick);
-        say(text, { x: box.x - 7, y: tick + 4.5, "text-anchor": "end" });
+        say(text, { x: box.x - 7, y: tick + 0.35 * y.letters, "text-anchor": "end", "font-size": y.letters });
       }
       say(y.label, { transform: `translate(13 ${box.y + box.height / 2}) rotate(-90)` });
     }
@@ -115,7 +109,8 @@ document.addEventListener("DOMContentLoaded", () => {
       const onTile = color === "#FFFFFF" || color === "#000000"; // other text is legible on the page, in both themes
       const fill = onTile ? color : color ? `color-mix(in srgb, ${color}, currentColor)` : "currentColor";
       const style = { fill, "fill-opacity": opacity, "font-size": look.size, "text-anchor": look.anchor };
-      shape("text", { text: part.text, x, y: y + look.shift * look.size, ...style }, svg);
+      const transform = `translate(${x} ${y}) rotate(${look.turn})`;
+      shape("text", { text: part.text, transform, y: look.shift * look.size, ...style }, svg);
     } else {
       const filled = { fill: ink.stroke, "fill-opacity": opacity };
       const style = look.filled ? filled : { fill: "none", ...ink, "stroke-width": 1.5 };
@@ -131,37 +126,35 @@ document.addEventListener("DOMContentLoaded", () => {
   function answer(figure, data) {
     const alt = figure.querySelector("svg[aria-label]")?.getAttribute("aria-label") ?? "";
     const whole = element("div", { class: "answer", role: "group", "aria-label": alt });
-    const fields = data.controls.map((control, number) => makeControl(control, number));
+    const bar = element("div", { class: "answer-controls" }, whole);
     const row = element("div", { class: "answer-panels" }, whole);
-    const panels = data.states[0].map(() => makePanel(row));
     const tip = element("div", { class: "answer-tip", role: "status", hidden: "" }, whole);
+    const fields = data.controls.map(makeControl);
+    const panels = data.states[0].map(() => makePanel(row));
 
-    function makeControl({ label, kind, values, start }, number) {
-      const bar = whole.querySelector(".answer-controls") ?? element("div", { class: "answer-controls" }, whole);
+    // A slider, a list or a box to tick, by the number of the value that it shows.
+    function makeControl({ label, kind, values, start }) {
       const place = element("label", {}, bar);
       element("span", { text: label }, place);
-      if (kind === "list") {
-        const list = element("select", {}, place);
-        values.forEach((text) => element("option", { text }, list));
-        list.selectedIndex = start;
-        list.addEventListener("input", draw);
-        return { get: () => list.selectedIndex, set: (to) => (list.selectedIndex = to) };
-      }
-      if (kind === "box") {
-        const box = element("input", { type: "checkbox" }, place);
-        box.checked = values[start] === "1";
-        box.addEventListener("input", draw);
-        return { get: () => values.indexOf(box.checked ? "1" : "0"), set: (to) => (box.checked = values[to] === "1") };
-      }
-      const slider = element("input", { type: "range", min: 0, max: values.length - 1, value: start }, place);
-      const shown = element("output", {}, place);
-      const say = () => {
-        shown.textContent = values[slider.value];
-        slider.setAttribute("aria-valuetext", values[slider.value]);
+      const field = element(kind === "list" ? "select" : "input", {}, place);
+      if (kind === "list") values.forEach((text) => element("option", { text }, field));
+      else field.type = kind === "box" ? "checkbox" : "range";
+      if (kind === "slider") field.max = values.length - 1;
+      const shown = kind === "slider" ? element("output", {}, place) : null;
+      const get = () => {
+        if (kind === "box") return values.indexOf(field.checked ? "1" : "0");
+        return kind === "list" ? field.selectedIndex : Number(field.value);
       };
-      slider.addEventListener("input", () => (say(), draw()));
-      say();
-      return { get: () => Number(slider.value), set: (to) => ((slider.value = to), say()) };
+      const set = (number) => {
+        if (kind === "box") field.checked = values[number] === "1";
+        else if (kind === "list") field.selectedIndex = number;
+        else field.value = number;
+        if (shown) shown.textContent = values[number];
+        if (shown) field.setAttribute("aria-valuetext", values[number]);
+      };
+      set(start);
+      field.addEventListener("input", () => (set(get()), draw()));
+      return { get, set };
     }
 
     function makePanel(parent) {
@@ -177,8 +170,7 @@ document.addEventListener("DOMContentLoaded", () => {
         if (away[nearest] < 24) show(panel, nearest); // as close as a finger gets
         else hide();
       };
-      svg.addEventListener("pointermove", pointed);
-      svg.addEventListener("pointerdown", pointed);
+      for (const kind of ["pointermove", "pointerdown"]) svg.addEventListener(kind, pointed);
       svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hide());
       svg.addEventListener("focus", () => svg.matches(":focus-visible") && show(panel, panel.at));
       svg.addEventListener("blur", hide);
@@ -208,11 +200,8 @@ document.addEventListener("DOMContentLoaded", () => {
         draw();
       }
       const { x: left, y: top, width = 0, height = 0 } = mark;
-      const ring = shape("g", { class: "answer-seen", fill: "none" }, panel.svg);
-      for (const look of [{ stroke: "white", "stroke-width": 4 }, { stroke: "black", "stroke-width": 2 }]) {
-        if (width) shape("rect", { ...look, x: left, y: top, width, height }, ring);
-        else shape("circle", { ...look, cx: left, cy: top, r: 8 }, ring);
-      }
+      if (width) shape("rect", { class: "answer-seen", x: left, y: top, width, height }, panel.svg);
+      else shape("circle", { class: "answer-seen", cx: left, cy: top, r: 8 }, panel.svg);
       tip.replaceChildren();
       if (mark.picture) drawPicture(mark.picture, mark.pixels);
       element("span", { text: mark.text }, tip);
@@ -249,8 +238,7 @@ document.addEventListener("DOMContentLoaded", () => {
         panels[i].marks = parts.flatMap((part) => drawPart(svg, box, part, data.parts[part.look], data.parts[part.told]));
         const label = title || `Panel ${i + 1}`;
         svg.setAttribute("aria-label", panels[i].marks.length ? `${label}. Arrow keys go from mark to mark.` : label);
-        if (panels[i].marks.length) svg.setAttribute("tabindex", 0);
-        else svg.removeAttribute("tabindex");
+        svg.setAttribute("tabindex", panels[i].marks.length ? 0 : -1);
       });
     }
 

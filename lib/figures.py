@@ -391,7 +391,9 @@ def _frame(ax, size):
         ticks = [
             [int(p), _plain(str(word))] for p, word in zip(places, words, strict=True) if -1 <= p <= 1001 and word != ""
         ]
-        frame[axis] = {"label": label, "ticks": ticks, "line": ax.spines[spine].get_visible()}
+        words = getattr(ax, f"get_{axis}ticklabels")()
+        letters = round(words[0].get_fontsize() * 1.08, 1) if words else 13
+        frame[axis] = {"label": label, "ticks": ticks, "letters": letters, "line": ax.spines[spine].get_visible()}
     return frame
 
 
@@ -430,7 +432,7 @@ def _layers(ax, artist):
         values, (left, right, bottom, top) = np.ma.filled(artist.get_array().astype(float), np.nan), artist.get_extent()
         corners = [(left, top), (right, bottom)] if artist.origin == "upper" else [(left, bottom), (right, top)]
         limits = [float(f"{limit:.4g}") for limit in artist.get_clim()]
-        colors = [to_hex(artist.to_rgba(value)) for value in np.linspace(*limits, 17)]
+        colors = [to_hex(artist.to_rgba(value)) for value in np.linspace(*limits, 65)]
         numbers = [None if math.isnan(value) else float(f"{value:.3g}") for value in values.ravel()]
         box = _places(ax, corners, ax.transData).ravel().astype(int).tolist()
         shape = {"box": box, "columns": values.shape[1], "values": numbers}
@@ -439,6 +441,7 @@ def _layers(ax, artist):
         look = {"kind": "text", "color": _color(artist.get_color(), alpha), "size": round(artist.get_fontsize(), 1)}
         look["anchor"] = {"left": "start", "right": "end"}.get(artist.get_ha(), "middle")
         look["shift"] = {"top": 0.8, "bottom": -0.2, "baseline": 0}.get(artist.get_va(), 0.35)
+        look["turn"] = -round(artist.get_rotation())
         place = _places(ax, [artist.get_position()], artist.get_transform())
         yield look, {"at": packed(place), "text": artist.get_text()}
     elif isinstance(artist, PathCollection):  # a scatter plot of one colour and marker

@@ -27,7 +27,7 @@ def test_a_figure_answers_to_the_keyboard_and_to_the_pointer(tab, address, name,
         before, kind = drawn(), control.evaluate("one => one.type")
         control.press(KEYS[kind])
         assert drawn() != before, f"{kind} changes nothing"
-    tip, panels = whole.locator(".answer-tip"), whole.locator("svg[tabindex]")
+    tip, panels = whole.locator(".answer-tip"), whole.locator('svg[tabindex="0"]')
     for panel in panels.all():
         panel.press("ArrowRight")
         assert tip.inner_text().strip()
