@@ -2,9 +2,7 @@
 // setting of the controls and every panel a list of numbers, the parts that are drawn there. This script draws them as SVG
 // in place of the still picture, which stays where there is no JavaScript, and in print.
 document.addEventListener("DOMContentLoaded", () => {
-  const SVG = "http://www.w3.org/2000/svg";
   const GREY = "var(--figure-grey)";
-
   function element(name, { text = "", ...attributes } = {}, parent = null, space = "http://www.w3.org/1999/xhtml") {
     const made = document.createElementNS(space, name);
     made.textContent = text;
@@ -12,7 +10,7 @@ document.addEventListener("DOMContentLoaded", () => {
     parent?.append(made);
     return made;
   }
-  const shape = (name, attributes, parent) => element(name, attributes, parent, SVG);
+  const shape = (name, attributes, parent) => element(name, attributes, parent, "http://www.w3.org/2000/svg");
 
   // Places are 16-bit integers in base64: x and y by turns, in thousandths of the panel from its upper left corner.
   function places(text, box) {
@@ -43,8 +41,7 @@ document.addEventListener("DOMContentLoaded", () => {
     svg.setAttribute("viewBox", `0 0 ${width} ${bottom + below}`);
     const say = (text, at) => shape("text", { text, fill: "currentColor", "text-anchor": "middle", ...at }, svg);
     const rule = (x1, y1, x2, y2) => shape("line", { x1, y1, x2, y2, stroke: GREY }, svg);
-    const middle = box.x + box.width / 2;
-    if (title) say(title, { x: middle, y: 18, "font-size": "1.1em" });
+    if (title) say(title, { x: box.x + box.width / 2, y: 18, "font-size": "1.1em" });
     if (x) {
       if (x.line) rule(box.x, bottom, right, bottom);
       for (const [at, text] of x.ticks) {
@@ -52,7 +49,7 @@ document.addEventListener("DOMContentLoaded", () => {
         rule(tick, bottom, tick, bottom + 4);
         say(text, { x: tick, y: bottom + 18, "font-size": x.letters });
       }
-      say(x.label, { x: middle, y: bottom + below - 6 });
+      say(x.label, { x: box.x + box.width / 2, y: bottom + below - 6 });
     }
     if (y) {
       if (y.line) rule(box.x, box.y, box.x, bottom);
@@ -124,8 +121,8 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   function answer(figure, data) {
-    const alt = figure.querySelector("svg[aria-label]")?.getAttribute("aria-label") ?? "";
-    const whole = element("div", { class: "answer", role: "group", "aria-label": alt });
+    const label = figure.querySelector("svg[aria-label]")?.getAttribute("aria-label") ?? "";
+    const whole = element("div", { class: "answer", role: "group", "aria-label": label });
     const bar = element("div", { class: "answer-controls" }, whole);
     const row = element("div", { class: "answer-panels" }, whole);
     const tip = element("div", { class: "answer-tip", role: "status", hidden: "" }, whole);
@@ -141,16 +138,13 @@ document.addEventListener("DOMContentLoaded", () => {
       else field.type = kind === "box" ? "checkbox" : "range";
       if (kind === "slider") field.max = values.length - 1;
       const shown = kind === "slider" ? element("output", {}, place) : null;
-      const get = () => {
-        if (kind === "box") return values.indexOf(field.checked ? "1" : "0");
-        return kind === "list" ? field.selectedIndex : Number(field.value);
-      };
+      const ticked = () => values.indexOf(field.checked ? "1" : "0");
+      const get = { box: ticked, list: () => field.selectedIndex, slider: () => Number(field.value) }[kind];
       const set = (number) => {
         if (kind === "box") field.checked = values[number] === "1";
         else if (kind === "list") field.selectedIndex = number;
         else field.value = number;
-        if (shown) shown.textContent = values[number];
-        if (shown) field.setAttribute("aria-valuetext", values[number]);
+        if (shown) field.setAttribute("aria-valuetext", (shown.textContent = values[number]));
       };
       set(start);
       field.addEventListener("input", () => (set(get()), draw()));
@@ -236,9 +230,9 @@ document.addEventListener("DOMContentLoaded", () => {
         const [title, frame, ...parts] = numbers.map((one) => data.parts[one]);
         const box = drawFrame(svg, title, frame);
         panels[i].marks = parts.flatMap((part) => drawPart(svg, box, part, data.parts[part.look], data.parts[part.told]));
-        const label = title || `Panel ${i + 1}`;
-        svg.setAttribute("aria-label", panels[i].marks.length ? `${label}. Arrow keys go from mark to mark.` : label);
-        svg.setAttribute("tabindex", panels[i].marks.length ? 0 : -1);
+        const some = panels[i].marks.length > 0;
+        svg.setAttribute("aria-label", (title || `Panel ${i + 1}`) + (some ? ". Arrow keys go from mark to mark." : ""));
+        svg.setAttribute("tabindex", some ? 0 : -1);
       });
     }
 
