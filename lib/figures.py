@@ -391,8 +391,8 @@ def _frame(ax, size):
         ticks = [
             [int(p), _plain(str(word))] for p, word in zip(places, words, strict=True) if -1 <= p <= 1001 and word != ""
         ]
-        words = getattr(ax, f"get_{axis}ticklabels")()
-        letters = round(words[0].get_fontsize() * 1.08, 1) if words else 13
+        labels = getattr(ax, f"get_{axis}ticklabels")()
+        letters = round(1.08 * labels[0].get_fontsize(), 1) if labels else 13
         frame[axis] = {"label": label, "ticks": ticks, "letters": letters, "line": ax.spines[spine].get_visible()}
     return frame
 
