@@ -3,7 +3,7 @@
 #              JOBS=n chapters at a time (one per core up to 4; on a GPU they share its memory)
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
-# make pdf     print the built site into one file, _build/html/how-representations-collapse.pdf (needs a Chromium)
+# make pdf     print the built site into one file, and a poster, beside its pages (needs a Chromium)
 # make lint    check the code's form          make clean   remove _build
 # make diff    say which verdicts and values changed since an older build (OLD=claims.json)
 # make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")

@@ -110,7 +110,7 @@ def publish():
 
 @command
 def pdf():
-    """Print the published site into one file, which its first page then offers."""
+    """Print the published site into one file, and a poster; its first page then offers both."""
     html = chapters.BUILD / "html"
     with run.lock(console.print), console.status("printing the book"):
         sheets = printer.publish(html)

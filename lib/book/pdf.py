@@ -18,14 +18,14 @@ from lib.book.chapters import ROOT, BadInput
 from lib.book.site import SiteError, seal
 from lib.data.files import atomically
 
-NAME = "how-representations-collapse.pdf"
+NAME, POSTER_NAME = "how-representations-collapse.pdf", "poster.pdf"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HOST = "http://book"  # there is none: the browser's requests are answered with the files of the site
 WIDTH = 658  # of what stands between the margins of print.css, in pixels of 1/96 inch
 
 #: Runs in the first page and puts the articles of all pages into the place of its own. Names get the page's name in
-#: front, so that each is there once (not the ledger's, by which the style sheet knows its table); a link to a page
-#: leads to its place in the whole, one to another file nowhere.
+#: front, so that each is there once (not within pictures, and not that of the ledger's table, which the style sheet
+#: knows); a link to a page leads to its place in the whole, one to another file nowhere.
 COMPOSE = """async listed => {
     const known = new Set(listed.map(([, , name]) => `/${name}.html`));
     const whole = document.querySelector("article.bd-article"), main = document.querySelector("main");
@@ -40,7 +40,7 @@ COMPOSE = """async listed => {
         const page = new DOMParser().parseFromString(await (await fetch(home)).text(), "text/html");
         const article = page.querySelector("article.bd-article");
         for (const one of article.querySelectorAll("script, .headerlink, .moved")) one.remove();
-        for (const one of article.querySelectorAll("[id]:not(#ledger)")) one.id = `${name}/${one.id}`;
+        for (const one of article.querySelectorAll("[id]:not(#ledger, svg *)")) one.id = `${name}/${one.id}`;
         for (const image of article.querySelectorAll("img")) image.src = new URL(image.getAttribute("src"), home);
         for (const link of article.querySelectorAll("a[href]")) {
             const url = new URL(link.getAttribute("href"), home);
@@ -75,7 +75,7 @@ FIT = """() => {
             formula.style.setProperty("font-size", `${share * size}px`, "important");
     }
     const edge = document.querySelector(".bd-article").getBoundingClientRect().right + 1;
-    return [...document.querySelectorAll(".bd-article *:not(mjx-assistive-mml, mjx-assistive-mml *)")]
+    return [...document.querySelectorAll(".bd-article *:not(mjx-assistive-mml, mjx-assistive-mml *, svg *)")]
         .filter(one => one.getBoundingClientRect().right > edge).map(one => one.outerHTML.slice(0, 160));
 }"""
 
@@ -97,6 +97,7 @@ POSTER = """async () => {
     const { documentElement: root, images } = document;
     const article = document.querySelector("article.bd-article");
     for (const one of article.querySelectorAll(".run-note, .headerlink")) one.remove();
+    article.querySelector("h1").textContent = document.title.replace(/^.* \u2014 /, "");
     document.body.replaceChildren(document.querySelector("main"));
     root.classList.add("poster");
     await Promise.all([...images].map(image =>
@@ -173,13 +174,16 @@ def write_poster(html: Path, target: Path) -> None:
 
 
 def publish(html: Path, root: Path = ROOT) -> int:
-    """Print the site `html` into a file of its own, which its first page then offers; returns the number of sheets."""
+    """Print the site `html` and its poster into files of it, which its first page then offers; the number of sheets."""
     folder = html.resolve()
     sheets = write(folder, folder / NAME, root)
+    write_poster(folder, folder / POSTER_NAME)
     first = folder / f"{_listed(root)[0][2]}.html"
     text = first.read_text(encoding="utf8")
+    offer = f"""<p>To print: <a href="../{NAME}">the whole book in one file</a>,
+<a href="../{POSTER_NAME}">ten minutes as a poster</a> (A2).</p>"""
     with atomically(first) as partial:
-        partial.write_text(text.replace("<!-- pdf -->", f'<p><a href="../{NAME}">The whole book as one PDF</a></p>'))
+        partial.write_text(text.replace("<!-- pdf -->", offer), encoding="utf8")
     seal(folder)
     return sheets
 

@@ -57,6 +57,15 @@ def test_links_between_pages_stay_in_the_file_and_none_leads_to_the_site(printed
     assert not [link for link in links if "/A" in link and link["/A"].get("/URI", "").startswith(pdf.HOST)]
 
 
+def test_the_poster_is_one_sheet_with_all_of_its_page(chromium, smoke_book, tmp_path):
+    pdf.write_poster(smoke_book.html, tmp_path / pdf.POSTER_NAME)
+    (sheet,) = pypdf.PdfReader(tmp_path / pdf.POSTER_NAME).pages
+    assert [float(side) / 72 * 25.4 for side in sheet.mediabox[2:]] == pytest.approx([420, 594], abs=1)
+    text = sheet.extract_text()
+    assert [number for number in range(1, 9) if f"Fig. {number} " not in text] == []
+    assert "Where to read on" in text
+
+
 def test_what_is_wider_than_the_page_is_found_and_a_formula_made_smaller(tab):
     tab.set_viewport_size({"width": pdf.WIDTH, "height": 900})
     tab.set_content("""<body style="margin: 0"><article class="bd-article"><p>fits</p><mjx-container display="true"
@@ -80,6 +89,7 @@ def test_the_site_offers_the_file_once_it_is_there(tmp_path, monkeypatch):
     first.parent.mkdir(parents=True)
     first.write_text("<p>text</p><!-- pdf -->")
     monkeypatch.setattr(pdf, "write", lambda html, target, root: target.write_bytes(b"%PDF"))
+    monkeypatch.setattr(pdf, "write_poster", lambda html, target: target.write_bytes(b"%PDF"))
     pdf.publish(tmp_path)
     assert f'href="../{pdf.NAME}"' in first.read_text()
     assert site._whole(tmp_path)
