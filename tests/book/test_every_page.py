@@ -35,12 +35,13 @@ def visit(browser, address):
         page = opened(browser)
         page.goto(f"{address}/{name}.html", wait_until="load")
         typeset(page)
-        # with all code in sight
-        page.evaluate("() => document.querySelectorAll('.run-note, .above-input').forEach(one => { one.open = true })")
-        seen = {"title": page.title(), "sideways": {}}
         # pictures are loaded when they come into view: bring all of them there
         page.evaluate("() => document.querySelectorAll('img').forEach(image => { image.loading = 'eager' })")
         page.wait_for_function("() => [...document.images].every(image => image.complete)")
+        height = page.evaluate("() => document.documentElement.scrollHeight")
+        seen = {"title": page.title(), "sideways": {}, "height": height}
+        # with all code in sight
+        page.evaluate("() => document.querySelectorAll('.run-note, .above-input').forEach(one => { one.open = true })")
         broken = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src.slice(0, 200))"
         seen["broken"] = page.evaluate(broken)
         seen["errors of mathematics"] = page.evaluate("() => document.querySelectorAll('mjx-merror').length")
@@ -80,6 +81,11 @@ def test_every_page_loads_alone_and_whole(visit, address, name):
 def test_no_page_scrolls_sideways(visit, name, width):
     distance, elements = visit(name)["sideways"][width]
     assert distance <= 1, elements
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_is_too_long_to_read(visit, name):
+    assert visit(name)["height"] <= 18_000, "pixels in a wide window, with nothing unfolded: shorten, fold or split it"
 
 
 @pytest.mark.parametrize("name", PAGES)
