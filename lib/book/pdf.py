@@ -109,8 +109,7 @@ POSTER = """async () => {
         if (article.scrollWidth > article.clientWidth) over = size;
         else fits = size;
     }
-    root.style.fontSize = `${fits}px`;
-    return fits;
+    root.style.fontSize = `${0.98 * fits}px`; // print breaks a few lines elsewhere
 }"""
 
 
