@@ -105,7 +105,7 @@ def measured_by(text: str, records: dict[str, dict]) -> str:
             fences = re.findall(r"^(:{3,}|`{3,})\{", text[: found.start()], re.MULTILINE)
             place = re.compile(rf"^(?={fences[-1]}[ \t]*$)" if found[1] else "^#.*$", re.MULTILINE)
             end = place.search(text, found.end()).end()
-            lines = ", ".join(
+            lines = "; ".join(
                 linked_verdict(name, records.get(name)) + _first_value(records.get(name)) for name in about
             )
             text = f'{text[:end]}\n\n<p class="claim-note"><b>Measured</b> by {lines}</p>\n\n{text[end:]}'
@@ -116,7 +116,7 @@ def _first_value(record: dict | None) -> str:
     """The first headline quantity of a judged claim and its value."""
     expect = declarations.read().claims[record["id"]]["expect"] if record else {}
     key = next((key for key in _part(expect, "headline") if key in record["measured"]), None)
-    return f": {_indexed(key)} = {_number(record['measured'][key], 4)}" if key else ""
+    return f", {_indexed(key)}: {_number(record['measured'][key], 4)}" if key else ""
 
 
 def _fill(template: str, **values) -> str:
