@@ -74,7 +74,7 @@ def _inline_figures(text: str, pictures: Path) -> str:
         names = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
         number = next(numbers)
         svg = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in names else "", svg)
-        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>figure-{number}-", svg)
+        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>svg-{number}-", svg)
         return f'<svg role="img" aria-label="{match[1]}"{svg.partition("<svg")[2]}'
 
     return _FIGURE.sub(inline, text)

@@ -255,9 +255,9 @@ def test_the_text_of_figures_stands_out_in_both_themes(tab, address, theme):
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_figures_are_transparent_parts_of_their_page_with_names_of_their_own(smoke_book, name):
     page = (smoke_book.html / f"{name}.html").read_text(encoding="utf8")
-    names = re.findall(r'(?<![\w-])id="(figure-\d+-[^"]*)"', page)
+    names = re.findall(r'(?<![\w-])id="(svg-\d+-[^"]*)"', page)
     assert len(names) == len(set(names))
-    assert set(re.findall(r'(?:href="|url\()#(figure-\d+-[^")]*)', page)) == set(names)
+    assert set(re.findall(r'(?:href="|url\()#(svg-\d+-[^")]*)', page)) == set(names)
     first = re.findall(r"<figure.*?<svg.*?<path.*?>", page, re.DOTALL)
     assert all("fill: none" in shape for shape in first), "a figure has an opaque background"
 
