@@ -519,7 +519,7 @@ def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built
 @pytest.mark.parametrize(
     ("option", "value", "known"),
     [
-        ("profile", "lap", "smoke, laptop, paper"),
+        ("profile", "lap", "smoke, laptop, night, paper"),
         ("device", "gpu", "auto, cpu, cuda"),
         ("device", "cuda", "device 'cuda' is not available"),
         ("chapter", "three", "chapters/feature-collapse/theorems.md"),
