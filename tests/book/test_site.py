@@ -286,9 +286,8 @@ def test_every_chapter_tells_how_to_run_it_and_offers_its_notebook(smoke_book, n
 
 def test_the_code_of_a_page_is_shown_and_hidden_from_the_line_under_its_title(tab, address):
     tab.goto(f"{address}/chapters/feature-collapse/theorems.html", wait_until="load")
-    code, results, line = (
-        tab.locator(part) for part in (".cell_input:not(.aside *)", ".cell_output:visible", ".run-note summary")
-    )
+    parts = ".cell_input:not(.aside *)", ".cell_output:visible", ".run-note summary"
+    code, results, line = map(tab.locator, parts)
     shown, hidden = (tab.get_by_role("button", name=f"{verb} all code") for verb in ("Show", "Hide"))
     as_written, of_results = code.locator("visible=true").count(), results.count()
     assert 0 < as_written < code.count()
