@@ -129,7 +129,7 @@ class Book:
         halves = shutil.ignore_patterns("*.pyc.*")  # which another process may be writing
         shutil.copytree(ROOT / "lib", self.root / "lib", dirs_exist_ok=True, ignore=halves)
         (self.root / "_static").mkdir()
-        for name in ("_config.yml", "CITATION.cff", "_static/favicon.svg", "_static/scorer.js"):
+        for name in ("_config.yml", "CITATION.cff", "_static/favicon.svg"):
             shutil.copy(ROOT / name, self.root / name)
         return self
 

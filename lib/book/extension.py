@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from docutils import nodes
-from sphinx.util.docutils import new_document
 from sphinx_proof.nodes import NODE_TYPES
 
 STATEMENTS = tuple(NODE_TYPES.values())
@@ -54,7 +53,7 @@ def link_statements(app, tree, page) -> None:
 def list_sections(app, error) -> None:
     """Write the search index anew, with an entry for each section and each statement in place of each page.
 
-    Its name `page#anchor` becomes an address in `_static/scorer.js`.
+    Its name `page#anchor` becomes an address in `scorer.js` beside this file.
     """
     if error or app.builder.name != "html":
         return
@@ -62,15 +61,13 @@ def list_sections(app, error) -> None:
     index.prune([])
     for page in sorted(app.env.found_docs):
         tree, title = app.env.get_doctree(page), app.env.titles[page].astext()
-        for part in [*tree.findall(_listed)]:
-            heading = part[0].astext().strip()
-            name = page if part.parent is tree else f"{page}#{part['ids'][0]}"
-            entry = new_document(page)
-            entry += nodes.title(text=title if name == page else f"{heading} – {title}")
-            entry += [child.deepcopy() for child in part.children if not isinstance(child, nodes.title)]
-            for inner in [*entry.findall(_listed)]:
-                inner.parent.remove(inner)
-            index.feed(name, f"{page}.ipynb", entry[0].astext(), entry)
+        for part in reversed([*tree.findall(_listed)]):  # what a section holds has left it when its turn comes
+            name, said = page, title
+            if part.parent is not tree:
+                name, said = f"{page}#{part['ids'][0]}", f"{part[0].astext().strip()} – {title}"
+            part.parent.remove(part)
+            part[0] = nodes.title(text=said)
+            index.feed(name, page, said, part)
     with open(Path(app.outdir, "searchindex.js"), "w", encoding="utf8") as file:
         index.dump(file, app.builder.indexer_format)
 

@@ -85,6 +85,7 @@ def _better(taken: dict, page: Page, root: Path) -> str:
 def take(page: Page) -> dict:
     """The record of a chapter as it was last executed. Raises BadInput with what stands against it."""
     about = noted(page)
+    profile = about["key"]["parameters"]["profile"]
     hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
     if reasons := changes(page, hashes):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
@@ -93,12 +94,12 @@ def take(page: Page) -> dict:
     except ValueError as error:
         raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
     for claim in measured:
-        if claim["profile"] != _profile(page):
+        if claim["profile"] != profile:
             raise BadInput(f"{page.name}.md: claim {claim['id']!r} was measured with profile {claim['profile']!r}")
     taken = {
         "format": FORMAT,
         "chapter": page.short,
-        "profile": _profile(page),
+        "profile": profile,
         **{name: about[name] for name in ("finished", "seconds", "machine", "data")},
         "parameters": about["key"]["parameters"],
         "hashes": hashes,
@@ -214,7 +215,8 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
     declared = declarations.read().claims
     everything = chapters(root)
     places = claims.check_sources(page.path for page in everything)
-    current = [claim["machine"]["device"] for claim in kept.values() if claim["measured"] and not claim["outdated"]]
+    printed = [claim for claim in kept.values() if claim["profile"] == "paper"]
+    current = [claim["machine"]["device"] for claim in printed if claim["measured"] and not claim["outdated"]]
     parts = [
         f"{len(current)} of the {len(declared)} claims have a current record, {current.count('cuda')} of them of a run "
         "on a GPU."
@@ -249,4 +251,4 @@ def _state(claim: dict | None) -> str:
         return f"outdated: {html.escape('; '.join(claim['outdated']))} (recorded {when})"
     if not claim["measured"]:
         return f"not measured: {html.escape(claim['reason'].rstrip('.'))} ({when})"
-    return f"recorded {when}"
+    return f"recorded {when}" if claim["profile"] == "paper" else f"recorded at {claim['profile']} {when}"

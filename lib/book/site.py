@@ -349,7 +349,7 @@ def _sync(files: dict[str, bytes]) -> str:
     """Make the Sphinx source folder equal to `files`, touching only what differs; returns the site's digest."""
     source = BUILD / "source"
     digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in RENDERERS).encode())
-    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
+    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.[pj][ys]")):
         digest.update(path.read_bytes())  # docstrings are on the pages about the library, and lib.book makes all pages
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
@@ -390,8 +390,8 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
         status = build_sphinx(
             source, temporary, noconfig=True, path_config=source / "_config.yml", doctreedir=doctrees,
             confoverrides={
-                "external_toc_path": str(source / "_toc.yml"), "html_search_scorer": str(source / "_static/scorer.js"),
-                "nitpicky": True, "latex_individualpages": False,
+                "external_toc_path": str(source / "_toc.yml"),
+                "html_search_scorer": str(Path(__file__).with_name("scorer.js")), "nitpicky": True, "latex_individualpages": False,
             },
             warningiserror=strict, keep_going=True,
         )  # fmt: skip

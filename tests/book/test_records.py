@@ -159,6 +159,8 @@ def test_a_night_is_recorded_where_there_is_nothing_larger(kept, capsys):
     file(kept).unlink()
     ((taken, _),) = record(kept)
     assert taken["profile"] == taken["parameters"]["profile"] == "night"
+    page, found = states(kept)
+    assert "0 of the 2 claims have a current record" in page and found["fc-one"].startswith("recorded at night 2026")
     kept.execute(machine=PROCESSOR)
     assert record(kept)[0][0]["profile"] == "paper"
 
