@@ -391,7 +391,9 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
             source, temporary, noconfig=True, path_config=source / "_config.yml", doctreedir=doctrees,
             confoverrides={
                 "external_toc_path": str(source / "_toc.yml"),
-                "html_search_scorer": str(Path(__file__).with_name("scorer.js")), "nitpicky": True, "latex_individualpages": False,
+                "html_search_scorer": str(Path(__file__).with_name("scorer.js")),
+                "nitpicky": True,
+                "latex_individualpages": False,
             },
             warningiserror=strict, keep_going=True,
         )  # fmt: skip

@@ -232,7 +232,7 @@ def test_the_gap_bounds_the_distance_to_the_minimum_from_any_weights(task, seed,
     x, y, p = task.enumerate()
     here = true_risk(task, lam)(W, U).item()
     best = here - certificates.optimality_gap(W, U, x, y, lam, p)
-    if lam < threshold_by_hand(task):
+    if lam < threshold_by_hand(task) * (1 - 1e-12):  # at the threshold itself, rounding decides on which side it is
         c, r = theory.type3(task.frequencies, task.n_c, task.L, lam)
         W, U = theory.type3_weights(task.latents, theory.equiangular(task.n_c, task.n_c), c, r)
         assert best <= true_risk(task, lam)(W, U).item() + 1e-12
