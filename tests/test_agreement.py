@@ -41,7 +41,7 @@ def test_label_noise_is_the_same(noise):
 
 @needs_a_gpu
 def test_images_and_labels_are_the_same():
-    here, there = on_both(lambda device: image_sets.load("digits", per_class=5, test_per_class=3, seed=7).to(device))
+    here, there = on_both(lambda device: image_sets.load("digits", at_most=(5, 3), seed=7).to(device))
     for name in ("x", "y", "x_test", "y_test"):
         theirs = getattr(there, name)
         assert theirs.device == CUDA and torch.equal(getattr(here, name), theirs.cpu())

@@ -28,6 +28,8 @@ import sys
 import tempfile
 import urllib.error
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,7 +75,6 @@ JPEG75_SIZES = (50_000, 10_000)
 _TEN = tuple("0123456789")
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _PATIENCE = 60  # seconds: a server that is silent for longer is no network either
-_noted: dict[tuple[str, Path], dict] = {}  # what was read, by name and folder
 
 
 class Raw(NamedTuple):
@@ -86,18 +87,9 @@ class Raw(NamedTuple):
     classes: tuple[str, ...]
 
 
-def data_folder(folder: str | os.PathLike | None = None) -> Path:
-    """The given folder, else the one that COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
-    return Path(os.path.expanduser(folder or os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
-
-
-def plain(name: str) -> str:
-    r"""The name of a set or a class for a figure, where dollar signs would otherwise make a formula of it.
-
-    >>> plain("$x$") == r"\$x\$"
-    True
-    """
-    return name.replace("$", r"\$")
+def data_folder() -> Path:
+    """The folder that the environment variable COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
+    return Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
 
 
 # Presence and checksums -------------------------------------------------------------------------------------------
@@ -113,6 +105,8 @@ def _files(name: str, folder: Path) -> dict[Path, str]:
         place, entries = name, [sets.SVHN.split_list[split][1:] for split in ("train", "test")]
     elif name == "cifar10-jpeg75":
         place, entries = "CIFAR10-jpeg75", [("train", ""), ("test", "")]
+    elif name == "digits":
+        place, entries = Path(find_spec("sklearn").origin).parent / "datasets" / "data", [("digits.csv.gz", "")]
     elif name in MD5:
         place, entries = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw"}[name], MD5[name].items()
     return {folder / place / file: md5 for file, md5 in entries}
@@ -149,32 +143,32 @@ def note_files(name: str, source: Path, raw: Raw) -> None:
     """
     if "COLLAPSE_NOTES" not in os.environ:
         return
-    key = (name, source.absolute())
-    if key not in _noted:
-        if raw.x.ndim == 1:
-            named = {Path(file).relative_to(source).as_posix(): file for file in (*raw.x, *raw.x_test)}
-        elif name == "digits":
-            named = {"digits.csv.gz": Path(sys.modules["sklearn.datasets"].__file__).parent / "data" / "digits.csv.gz"}
-        else:
-            named = {path.name: path for path in (_files(name, source) or [source])}
-        digest = hashlib.sha256()
-        for file, path in sorted(named.items()):
-            digest.update(os.fsencode(file) + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
-        _noted[key] = {"files": len(named), "sha256": digest.hexdigest()}
-    note("data", name=name, **_noted[key])
+    if raw.x.ndim == 1:
+        named = {Path(file).relative_to(source).as_posix(): file for file in (*raw.x, *raw.x_test)}
+    else:
+        named = {path.name: path for path in (_files(name, source) or [source])}
+    note("data", name=name, files=len(named), sha256=_checksum(tuple(sorted(named.items()))))
+
+
+@cache
+def _checksum(named: tuple[tuple[str, str | Path], ...]) -> str:
+    digest = hashlib.sha256()
+    for name, path in named:
+        digest.update(os.fsencode(name) + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()
 
 
 # Fetching ---------------------------------------------------------------------------------------------------------
 
 
-def fetch(name: str, folder: str | os.PathLike | None = None) -> bool:
+def fetch(name: str) -> bool:
     """Download a set into the data folder unless it lies there undamaged; damaged files stay until good ones are here.
 
     Returns whether anything was downloaded; progress goes to the standard error stream. Raises ValueError for a set
     that has no download, ConnectionError without a network.
     """
     one_of(DOWNLOADABLE, name=name)
-    folder = data_folder(folder)
+    folder = data_folder()
     lacking = [path for path, md5 in _files(name, folder).items() if not (path.is_file() and _md5(path) == md5)]
     if not lacking:
         return False
@@ -249,11 +243,7 @@ def read(name: str, folder: Path) -> Raw:
 
 def read_own(path: Path) -> Raw:
     """The reader's own images, in the forms that this module's beginning describes. ValueError for other forms."""
-    if path.is_dir():
-        return _read_folder(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such folder or file of images")
-    return _read_npz(path)
+    return _read_folder(path) if path.is_dir() else _read_npz(path)
 
 
 def _read_folder(folder: Path) -> Raw:
@@ -277,8 +267,6 @@ def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         raise ValueError(f"{folder} has {len(classes)} folders; at least 2 are needed, one for each class")
     files = []
     for label, name in enumerate(classes):
-        if not name.isprintable():  # nor is a name that is not UTF-8
-            raise ValueError(f"class {name!r} in {folder} has a name that cannot be printed; the folder needs another")
         names = sorted(entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
         names = [file for file in names if file.lower().endswith(_SUFFIXES)]
         if not names:
@@ -296,13 +284,15 @@ def decoded(files: Sequence[str]) -> np.ndarray:
     """
     from PIL import Image
 
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     images, first = [], None
     for file in files:
         try:
             with Image.open(file, formats=("PNG", "JPEG")) as image:
                 size = image.size[::-1]
                 first = first or size
-                _fits("the set", 4 * len(files) * math.prod(size))
+                if (needed := 4 * len(files) * math.prod(size)) > memory:
+                    raise ValueError(f"all images take {needed >> 30:,} GiB, and this machine has {memory >> 30:,}")
                 if image.mode.startswith(("I", "F")):
                     raise ValueError(f"its pixels are of type {image.mode}; 8 bits per channel are needed")
                 if size == first:
@@ -319,56 +309,35 @@ def decoded(files: Sequence[str]) -> np.ndarray:
 def _read_npz(path: Path) -> Raw:
     try:
         with np.load(path, allow_pickle=False) as file:
-            held = file.files
-            arrays = {name: _array(file, name) for name in ("x", "y", "x_test", "y_test") if name in held}
+            arrays = {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file}
     except Exception as error:  # numpy, zipfile and zlib have many
         raise ValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from error
-    names = ["x", "y", "x_test", "y_test"] if {"x_test", "y_test"} & arrays.keys() else ["x", "y"]
-    if not {*names} <= arrays.keys():
-        raise ValueError(f"{path} has {', '.join(held)}; x and y are needed, and x_test with y_test or neither")
-    for x, y in (names[:2], names[2:])[: len(names) // 2]:
-        arrays[x], labels = _channels_first(f"{x} of {path}", arrays[x]), arrays[y]
-        if labels.shape != arrays[x].shape[:1] or labels.dtype.kind not in "iu":
-            found = f"shape {labels.shape} and type {labels.dtype}"
-            raise ValueError(f"{y} of {path} has {found}; one integer for each image is needed")
-        arrays[y] = labels.astype(np.int64)
-        K = len(np.unique(arrays["y"]))
-        if K < 2 or not np.array_equal(np.unique(labels), np.arange(K)):
-            raise ValueError(f"{y} of {path} holds {np.unique(labels)}; it has to hold 0 ... K-1, with K at least 2")
+    if set(arrays) not in ({"x", "y"}, {"x", "y", "x_test", "y_test"}):
+        raise ValueError(f"{path} has {', '.join(arrays)}; x and y are needed, and x_test with y_test or neither")
+    K = len(np.unique(arrays["y"]))
+    for half in ("", "_test")[: len(arrays) // 2]:
+        x, y = _channels_first(f"x{half} of {path}", arrays[f"x{half}"]), arrays[f"y{half}"]
+        if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
+            found = f"shape {y.shape} and type {y.dtype}"
+            raise ValueError(f"y{half} of {path} has {found}; one integer for each image is needed")
+        if K < 2 or not np.array_equal(np.unique(y), np.arange(K)):
+            raise ValueError(f"y{half} of {path} holds {np.unique(y)}; it has to hold 0 ... K-1, with K at least 2")
+        arrays |= {f"x{half}": x, f"y{half}": y.astype(np.int64)}
     classes = tuple(map(str, range(K)))
-    if len(names) == 2:
+    if len(arrays) == 2:
         return _split(arrays["x"], arrays["y"], classes)
-    raw = Raw(*(arrays[name] for name in names), classes)
+    raw = Raw(**arrays, classes=classes)
     if raw.x.shape[1:] != raw.x_test.shape[1:] or raw.x.dtype != raw.x_test.dtype:
         raise ValueError(f"x and x_test of {path} differ in the shape or the type of their images")
     return raw
 
 
-def _array(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-    """An array of the file, whose header is asked for its size before memory is taken."""
-    with file.zip.open(f"{name}.npy") as member:
-        np.lib.format.read_magic(member)
-        shape, _, kind = np.lib.format.read_array_header_1_0(member)
-    _fits(f"{name} of shape {shape}", max(4, kind.itemsize) * math.prod(shape))
-    return file[name]
-
-
-def _fits(what: str, size: int) -> None:
-    """ValueError unless the machine has memory for so many bytes."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory:
-        raise ValueError(f"{what} takes {size >> 30:,} GiB of memory or more, and this machine has {memory >> 30:,}")
-
-
 def _channels_first(what: str, x: np.ndarray) -> np.ndarray:
     found = f"shape {x.shape} and type {x.dtype}"
     if x.dtype.kind == "f":
-        numbers = x
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-        if not (finite := np.isfinite(x)).all():
-            place = tuple(map(int, np.unravel_index(finite.argmin(), x.shape)))
-            raise ValueError(f"{what} holds {numbers[place]} at {place}; finite numbers within float32 are needed")
+        x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise ValueError(f"{what} holds numbers that are not finite in float32")
     elif x.dtype != np.uint8:
         raise ValueError(f"{what} has {found}; uint8 or floating point numbers are needed")
     if x.ndim == 3:

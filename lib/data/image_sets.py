@@ -41,7 +41,7 @@ STAND_INS = {"cifar10": ("cifar10-jpeg75",)}
 LARGE = (*DOWNLOADABLE, *(name for names in STAND_INS.values() for name in names))
 
 _TRAIN, _TEST = 0, 1  # one seed, independent streams for both halves and every class
-_refused: set[tuple[str, Path]] = set()  # sets and folders of the downloads that failed
+_refused: set[str] = set()  # sets whose download has failed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,32 +85,18 @@ class ImageSet:
         fields = ("x", "y", "x_test", "y_test", "mean", "std")
         return replace(self, **{name: getattr(self, name).to(device) for name in fields})
 
-    def subset(
-        self,
-        classes: Sequence[str | int] | None = None,
-        per_class: int | None = None,
-        seed: int = 0,
-        test_per_class: int | None = None,
-    ) -> ImageSet:
-        """Some classes, and as many images of each, drawn without replacement.
+    def subset(self, per_class: int, seed: int = 0) -> ImageSet:
+        """The same set with so many training images of each class, drawn without replacement, and all test images.
 
-        `classes`: names or labels of at least two classes; they become 0 ... K-1 in this order. `per_class` and
-        `test_per_class`: training and test images of each class; None takes all. The images keep their order. Which
-        ones are drawn from a class depends on the seed and that class alone, and a larger draw contains a smaller one.
-
-        Raises ValueError for an unknown or repeated class, and for a number that is not positive or exceeds what a
-        class has.
+        Where the smallest class has fewer, as many as that. The images keep their order. Which ones are drawn from a
+        class depends on the seed and that class alone, and a larger draw contains a smaller one. Raises ValueError for
+        a number that is not positive.
         """
-        labels = _labels(classes, self.classes)
-        train, y = _drawn(self.y.cpu().numpy(), labels, per_class, seed, _TRAIN)
-        test, y_test = _drawn(self.y_test.cpu().numpy(), labels, test_per_class, seed, _TEST)
+        rows, y = _drawn(self.y.cpu().numpy(), range(self.K), per_class, seed, _TRAIN)
         device = self.x.device
-        x, x_test = self.x[train.to(device)], self.x_test[test.to(device)]
-        x, x_test, mean, std = _normalised(x, x_test)
-        return ImageSet(
-            self.name, x, y.to(device), x_test, y_test.to(device), tuple(self.classes[label] for label in labels),
-            self.mean + self.std * mean, self.std * std,
-        )  # fmt: skip
+        x, x_test, mean, std = _normalised(self.x[rows.to(device)], self.x_test.clone())
+        mean, std = self.mean + self.std * mean, self.std * std
+        return replace(self, x=x, y=y.to(device), x_test=x_test, mean=mean, std=std)
 
     def pooled(self, side: int) -> ImageSet:
         """The same set with the images averaged over squares of so many pixels; those below 28 pixels stay as they are.
@@ -133,28 +119,23 @@ class ImageSet:
 
 def load(
     name: str | os.PathLike,
-    folder: str | os.PathLike | None = None,
     *,
     classes: Sequence[str | int] | None = None,
-    per_class: int | None = None,
-    test_per_class: int | None = None,
-    at_most: tuple[int | None, int | None] | None = None,
+    at_most: tuple[int | None, int | None] = (None, None),
     whole: bool = False,
     pooled: int = 1,
     seed: int = 0,
 ) -> ImageSet:
     """The image set of that name, or the reader's own from a path, on the CPU.
 
-    `folder` replaces the data folder. `classes`, `per_class`, `test_per_class` and `seed` choose what
-    :meth:`ImageSet.subset` would choose, and images that are not chosen are not decoded. A folder of the reader's that
-    is called like a set of the book, `mnist`, goes by the name `folder mnist`.
+    `classes`: names or labels of at least two classes, all by default; they become 0 ... K-1 in this order. `at_most`:
+    so many training and test images of each class, drawn as by :meth:`ImageSet.subset`; None takes all. With
+    `whole=True` only the sets of `LARGE` are cut, small ones and the reader's own are taken whole. Images that are not
+    chosen are not decoded. `pooled` is the side for :meth:`ImageSet.pooled`. A folder of the reader's that is called
+    like a set of the book, `mnist`, goes by the name `folder mnist`.
 
-    `at_most`, in place of `per_class` and `test_per_class`: so many training and test images of each class, or as many
-    as the smallest class has where that has fewer; None takes all. With `whole=True` only the sets of `LARGE` are cut,
-    small ones and the reader's own are taken whole. `pooled` is the side for :meth:`ImageSet.pooled`.
-
-    Raises ValueError for an unknown name, a damaged file (with both checksums), fewer than two classes, an empty class
-    or images of several sizes; FileNotFoundError for an absent set.
+    Raises ValueError for an unknown name, a damaged file (with both checksums), an unknown class or fewer than two, an
+    empty class or images of several sizes; FileNotFoundError for an absent set.
 
     >>> load("digits", at_most=(20, 5), pooled=4)
     the handwritten digits that come with scikit-learn: 10 classes, 200 training and 50 test images of 8 × 8 grey pixels
@@ -166,17 +147,14 @@ def load(
             name = f"folder {name}"
     else:
         checks.one_of(NAMES, name=name)
-        source = data_folder(folder)
+        source = data_folder()
         raw = image_files.read(name, source)
     image_files.note_files(name, source, raw)
     labels = _labels(classes, raw.classes)
-    if at_most is not None and not (whole and name not in LARGE):
-        per_class, test_per_class = (
-            None if most is None else min(most, int(np.bincount(y)[labels].min()))
-            for most, y in zip(at_most, (raw.y, raw.y_test), strict=True)
-        )
-    train, y = _drawn(raw.y, labels, per_class, seed, _TRAIN)
-    test, y_test = _drawn(raw.y_test, labels, test_per_class, seed, _TEST)
+    if whole and name not in LARGE:
+        at_most = (None, None)
+    train, y = _drawn(raw.y, labels, at_most[0], seed, _TRAIN)
+    test, y_test = _drawn(raw.y_test, labels, at_most[1], seed, _TEST)
     x, x_test = raw.x[train.numpy()], raw.x_test[test.numpy()]
     if x.ndim == 1:  # files, decoded in one go: all have to be of one size
         x, x_test = np.split(image_files.decoded([*x, *x_test]), [len(x)])
@@ -185,9 +163,7 @@ def load(
     return found.pooled(pooled)
 
 
-def resolve(
-    dataset: str | os.PathLike, wanted: str, folder: str | os.PathLike | None = None, download: bool = False
-) -> str:
+def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> str:
     """The name of the set to load: what "auto" stands for, or `dataset` itself.
 
     "auto" is the set `wanted` by the chapter where all its files lie in the data folder, else its stand-in (for
@@ -199,13 +175,13 @@ def resolve(
     """
     checks.one_of(NAMES, wanted=wanted)
     if dataset == "auto":
-        place = data_folder(folder)
+        place = data_folder()
         lacking = wanted in DOWNLOADABLE and image_files.absent(wanted, place)
-        if download and lacking and (wanted, place) not in _refused:
+        if download and lacking and wanted not in _refused:
             try:
-                image_files.fetch(wanted, place)
+                image_files.fetch(wanted)
             except (OSError, ValueError) as error:  # a read-only folder, a server that sends other files
-                _refused.add((wanted, place))
+                _refused.add(wanted)
                 print(f"the stand-in for {TITLES[wanted]} is used: {error}")
         candidates = (wanted, *STAND_INS.get(wanted, ()), "digits")
         return next(name for name in candidates if image_files.absent(name, place) is None)
@@ -237,21 +213,18 @@ def _labels(classes: Sequence[str | int] | None, names: tuple[str, ...]) -> list
     return labels
 
 
-def _drawn(y: np.ndarray, labels: list[int], count: int | None, seed: int, half: int) -> tuple[Tensor, Tensor]:
+def _drawn(y: np.ndarray, labels: Sequence[int], most: int | None, seed: int, half: int) -> tuple[Tensor, Tensor]:
     """Indices of the drawn images, ascending, and their new labels."""
     checks.integers(0, seed=seed)
-    what = ("per_class", "test_per_class")[half]
-    rows = []
-    for label in labels:
-        of_class = np.flatnonzero(y == label)
-        if count is not None:
-            checks.positive_integers(**{what: count})
+    rows = [np.flatnonzero(y == label) for label in labels]
+    if most is not None:
+        checks.positive_integers(per_class=most)
+        most = min(most, *map(len, rows))
+        for new, label in enumerate(labels):
             stream = np.random.SeedSequence(int(seed), spawn_key=(half, label))
-            of_class = of_class[np.random.Generator(np.random.PCG64(stream)).permutation(len(of_class))[:count]]
-        if len(of_class) < (count or 1):
-            raise ValueError(f"{what} = {count}: the class of label {label} has {len(of_class)} images")
-        rows.append(of_class)
-    renumbered = np.repeat(np.arange(len(labels)), [len(of_class) for of_class in rows])
+            order = np.random.Generator(np.random.PCG64(stream)).permutation(len(rows[new]))
+            rows[new] = rows[new][order[:most]]
+    renumbered = np.repeat(np.arange(len(rows)), [len(of_class) for of_class in rows])
     rows = np.concatenate(rows)
     order = np.argsort(rows)
     return torch.from_numpy(rows[order]), torch.from_numpy(renumbered[order])
