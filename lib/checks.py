@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,8 @@ def integers(least: int, **values: int) -> None:
     Traceback (most recent call last):
     ValueError: K = 1: an integer of at least 2 is needed
     """
-    for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
-            raise ValueError(f"{name} = {value!r}: {kind} is needed")
+    kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+    _needed(kind, values, lambda value: isinstance(value, Integral) and not isinstance(value, bool) and value >= least)
 
 
 def positive_integers(**values: int) -> None:
@@ -43,9 +41,7 @@ def positive(**values: float) -> None:
     Traceback (most recent call last):
     ValueError: lam_h = -0.1: a positive number is needed
     """
-    for name, value in values.items():
-        if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} = {value!r}: a positive number is needed")
+    _needed("a positive number", values, lambda value: isinstance(value, Real) and 0 < value < math.inf)
 
 
 def not_negative(**values: float) -> None:
@@ -55,9 +51,7 @@ def not_negative(**values: float) -> None:
     Traceback (most recent call last):
     ValueError: weight_decay = -1.0: a number of at least 0 is needed
     """
-    for name, value in values.items():
-        if not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} = {value!r}: a number of at least 0 is needed")
+    _needed("a number of at least 0", values, lambda value: isinstance(value, Real) and 0 <= value < math.inf)
 
 
 def each(count: int, zero: bool = False, **values: float | Iterable) -> list[list[float]]:
@@ -91,9 +85,7 @@ def shares(**values: float) -> None:
     Traceback (most recent call last):
     ValueError: alpha = 1.0: a number in [0, 1) is needed
     """
-    for name, value in values.items():
-        if isinstance(value, bool) or not (isinstance(value, Real) and 0 <= value < 1):
-            raise ValueError(f"{name} = {value!r}: a number in [0, 1) is needed")
+    _needed("a number in [0, 1)", values, lambda value: isinstance(value, Real) and 0 <= value < 1)
 
 
 def one_of(known: Iterable, **values: object) -> None:
@@ -155,3 +147,9 @@ def labels(y: torch.Tensor, N: int, K: int | None = None, every: bool = True) ->
         empty = [k for k, label in enumerate([*present, K or present[-1] + 1]) if k != label]
         if empty:
             raise ValueError(f"y: class {empty[0]} has no sample")
+
+
+def _needed(kind: str, values: dict, fits: Callable) -> None:
+    for name, value in values.items():
+        if not fits(value):
+            raise ValueError(f"{name} = {value!r}: {kind} is needed")
