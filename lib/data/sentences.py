@@ -235,7 +235,8 @@ def all_latents(n_c: int, L: int) -> Tensor:
 def random_latents(n_c: int, L: int, K: int, seed: int) -> Tensor:
     r"""K distinct latent variables drawn uniformly from the :math:`n_c^L` possible ones, (K, L) int64.
 
-    Raises ValueError when a size is not a positive integer, or K exceeds :math:`n_c^L`.
+    Raises ValueError when a size is not a positive integer, or K exceeds :math:`n_c^L`, OverflowError from
+    :math:`n_c^L = 2^{63}` on.
 
     Source: Laurent et al., section 2.1, and "mutually distinct" in Theorem 1.
 
@@ -247,13 +248,7 @@ def random_latents(n_c: int, L: int, K: int, seed: int) -> Tensor:
     possible = n_c**L
     if possible < K:
         raise ValueError(f"K = {K} distinct latent variables asked for; there are n_c**L = {n_c}**{L} = {possible}")
-    generator = _generator(seed, _LATENTS)
-    if possible <= 2**62:
-        return _digits(torch.from_numpy(generator.choice(possible, K, replace=False)), n_c, L)
-    latents = generator.integers(n_c, size=(K, L))
-    while len(np.unique(latents, axis=0)) < K:  # more than 2^62 of them: rarely repeats
-        latents = generator.integers(n_c, size=(K, L))
-    return torch.from_numpy(latents)
+    return _digits(torch.from_numpy(_generator(seed, _LATENTS).choice(possible, K, replace=False)), n_c, L)
 
 
 def latent_distances(latents: Tensor) -> Tensor:

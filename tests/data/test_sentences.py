@@ -88,21 +88,11 @@ def test_the_sentences_of_a_seed_stay_what_they_are():
 
 def test_latents_and_words_of_one_seed_are_independent():
     agreement = []
-    for seed in range(30):
-        z = random_latents(2, 200, 1, seed)
+    for seed in range(100):
+        z = random_latents(2, 60, 1, seed)
         words, _ = SentenceTask(torch.zeros_like(z), sentences.uniform_frequencies(2), 2).sample(1, seed)
         agreement.append(float((words == z).double().mean()))
     assert abs(np.mean(agreement) - 0.5) < 0.05
-
-
-@pytest.mark.parametrize("law", ["uniform", "zipf"])
-def test_p_values_of_word_counts_are_uniform(law):
-    task = sentence_task(3, 36, 4, K=20, frequencies=law, seed=1)
-    p_values = []
-    for seed in range(60):
-        counts = np.bincount(task.sample(100, seed)[0].flatten() % task.s_c, minlength=task.s_c)
-        p_values.append(stats.chisquare(counts, counts.sum() * task.frequencies.numpy()).pvalue)
-    assert stats.kstest(p_values, "uniform").pvalue > 1e-3
 
 
 def test_every_sentence_is_drawn_as_often_as_its_density_says_and_a_wrong_density_is_noticed():
@@ -173,11 +163,6 @@ def test_random_latents_are_uniform():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_more_possibilities_than_an_integer_holds():
-    latents = random_latents(3, 100, 50, seed=0)
-    assert latents.shape == (50, 100) and len(latents.unique(dim=0)) == 50
-
-
 @given(small_sizes, seeds)
 @few
 def test_distances_count_differing_positions(size, seed):
@@ -235,16 +220,6 @@ def test_dimension_is_that_of_the_whole_system(size, seed, data):
     n_c, L = size
     z = random_latents(n_c, L, data.draw(st.integers(1, min(8, n_c**L))), seed)
     assert sentences.assumption_b_dimension(z, n_c, chunk=3) == dimension_by_svd(z, n_c)
-
-
-@given(small_sizes, seeds)
-@few
-def test_more_classes_never_raise_the_dimension(size, seed):
-    n_c, L = size
-    z = random_latents(n_c, L, min(8, n_c**L), seed)
-    dimensions = [sentences.assumption_b_dimension(z[:K], n_c) for K in range(1, len(z) + 1)]
-    assert dimensions[0] == n_c * (n_c + 1) // 2 and dimensions == sorted(dimensions, reverse=True)
-    assert dimensions[-1] >= sentences.assumption_b_dimension(all_latents(n_c, L), n_c) == 2
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
