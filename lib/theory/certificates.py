@@ -8,9 +8,11 @@ from torch import Tensor
 from lib.checks import positive
 from lib.models.sentences import scores, weight_decay
 
+_CHUNK = 8192  # sentences at a time
+
 
 @torch.no_grad()
-def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None, chunk: int = 8192) -> float:
+def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None) -> float:
     r"""The operator norm of :math:`\nabla f(W^\top \hat U)`.
 
     The risk of `h` is :math:`f(W^\top\hat U) + \frac\lambda2(\|W\|_F^2 + \|U\|_F^2)` with a convex f. A critical
@@ -37,13 +39,11 @@ def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | Non
     >>> round(dual_certificate(W, U, *task.enumerate()) / lam, 6)  # a global minimiser
     1.0
     """
-    return float(risk_gradient_spectrum(W, U, x, y, p, chunk)[0])
+    return float(risk_gradient_spectrum(W, U, x, y, p)[0])
 
 
 @torch.no_grad()
-def risk_gradient_spectrum(
-    W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None, chunk: int = 8192
-) -> Tensor:
+def risk_gradient_spectrum(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None) -> Tensor:
     r"""The singular values of :math:`\nabla f(W^\top \hat U)`, `(n_w,)` float64, largest first.
 
     At a global minimiser other than zero the largest is :math:`\lambda`, and the rank of the minimiser is at
@@ -58,7 +58,7 @@ def risk_gradient_spectrum(
     >>> round(type3_threshold([0.5, 0.5], n_c=2, L=2), 4)
     0.3536
     """
-    return _spectrum(_data_gradient(W, U, x, y, p, chunk)[0])
+    return _spectrum(_data_gradient(W, U, x, y, p)[0])
 
 
 def _spectrum(gradient: Tensor) -> Tensor:
@@ -67,9 +67,7 @@ def _spectrum(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def optimality_gap(
-    W: Tensor, U: Tensor, x: Tensor, y: Tensor, lam: float, p: Tensor | None = None, chunk: int = 8192
-) -> float:
+def optimality_gap(W: Tensor, U: Tensor, x: Tensor, y: Tensor, lam: float, p: Tensor | None = None) -> float:
     r"""How far the risk of `h` at `(W, U)` can be above its global minimum over all widths at most.
 
     With :math:`s = \|\nabla f\|_{op}` and the softmax outputs pulled towards the labels, :math:`q'_x = e_y +
@@ -94,12 +92,12 @@ def optimality_gap(
     True
     """
     positive(lam=lam)
-    gradient, losses = _data_gradient(W, U, x, y, p, chunk)
+    gradient, losses = _data_gradient(W, U, x, y, p)
     norm = float(_spectrum(gradient)[0])
     shrink = min(1.0, lam / norm) if norm > 0 else 1.0
     weights = _normalised(p, len(x), W)
     bound = W.new_zeros(())
-    for rows in torch.arange(len(x), device=x.device).split(chunk):
+    for rows in torch.arange(len(x), device=x.device).split(_CHUNK):
         q = shrink * torch.softmax(scores(W, U, x[rows]), dim=1)
         own = y[rows, None]
         q.scatter_(1, own, q.gather(1, own) + (1 - shrink))
@@ -107,13 +105,13 @@ def optimality_gap(
     return float(losses + weight_decay(W, U, lam) - bound)
 
 
-def _data_gradient(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+def _data_gradient(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]:
     """Gradient of f with respect to the products W U_l^T, (L, n_w, K), and f."""
     K, L, _ = U.shape
     weights = _normalised(p, len(x), W)
     gradient = W.new_zeros(L, len(W), K)
     value = W.new_zeros(())
-    for rows in torch.arange(len(x), device=x.device).split(chunk):
+    for rows in torch.arange(len(x), device=x.device).split(_CHUNK):
         log_q = torch.log_softmax(scores(W, U, x[rows]), dim=1)
         own = y[rows, None]
         value -= weights[rows] @ log_q.gather(1, own).squeeze(1)

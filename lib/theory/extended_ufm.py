@@ -45,12 +45,12 @@ class OneLayer(NamedTuple):
     objective: float
 
 
-def bias_free(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) -> OneLayer:
+def bias_free(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
     r"""Theorem 3.1: the minimum of (5), an orthogonal frame with :math:`\rho = (1-c)_+\sqrt{\lambda_W/(n\lambda_H)}`.
 
-    `K` classes of `n` samples in `d` dimensions, checked where given. The minimum is :math:`c - c^2/2` for
-    :math:`c \le 1` and :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, weight
-    decays that are not positive, and d < K.
+    `K` classes of `n` samples in at least K dimensions. The minimum is :math:`c - c^2/2` for :math:`c \le 1` and
+    :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, and weight decays that are
+    not positive.
 
     >>> found = bias_free(K=2, n=1, lam_w=0.1, lam_h=0.1)
     >>> [round(number, 4) for number in (found.c, found.rho, found.objective)]
@@ -58,24 +58,24 @@ def bias_free(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) 
     >>> bias_free(K=2, n=1, lam_w=1.0, lam_h=1.0).rho  # too strong a decay
     0.0
     """
-    return _one_layer(K, n, lam_w, lam_h, 1.0, d, K)
+    return _one_layer(K, n, lam_w, lam_h, 1.0)
 
 
-def free_bias(K: int, n: int, lam_w: float, lam_h: float, d: int | None = None) -> OneLayer:
+def free_bias(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
     r"""Theorem 3.2: the minimum of (14), a simplex frame.
 
     :math:`\rho = (1-c)_+\frac{K-1}K\sqrt{\lambda_W/(n\lambda_H)}`, the bias is :math:`\frac1K 1_K`, and the minimum
     :math:`\frac{K-1}K(c - c^2/2)` for :math:`c \le 1` and :math:`\frac{K-1}{2K}` beyond (Lemma B.1). Arguments and
-    errors as :func:`bias_free`, but d = K - 1 is enough.
+    errors as :func:`bias_free`, but K - 1 dimensions are enough.
 
     >>> found = free_bias(K=4, n=1, lam_w=0.05, lam_h=0.05)
     >>> round(found.c, 4), round(found.rho, 4), found.bias
     (0.2, 0.6, 0.25)
     """
-    return _one_layer(K, n, lam_w, lam_h, 0.0, d, K - 1)
+    return _one_layer(K, n, lam_w, lam_h, 0.0)
 
 
-def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float, d: int | None = None) -> OneLayer:
+def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -> OneLayer:
     r"""The minimum of (3) for any :math:`0 < \lambda_b < \infty`, which the paper leaves open (derived in this book).
 
     The bias serves the direction :math:`1_K` alone. With :math:`\mu = \lambda_b/(1+\lambda_b)` the scores at the
@@ -94,12 +94,12 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float, d
     0.18
     """
     checks.positive(lam_b=lam_b)
-    return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b), d, K)
+    return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
 
 
-def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float, d: int | None, least: int) -> OneLayer:
+def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:
     """The minimum where a share `mu` of the squared error along 1_K is left once the bias has done its part."""
-    _check(K, n, d, least, lam_w=lam_w, lam_h=lam_h)
+    _check(K, n, lam_w=lam_w, lam_h=lam_h)
     c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
     frame = max(1 - c, 0.0)
     centre = max(1 - c / mu, 0.0) if mu > 0 else 0.0
@@ -136,7 +136,7 @@ class TwoLayer(NamedTuple):
     objective: float
 
 
-def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float, d: int | None = None) -> TwoLayer:
+def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> TwoLayer:
     r"""Theorems 4.1 and 4.2 with their constants: the minimum of (23), which is that of (24).
 
     With :math:`c = K(n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1})^{1/3}` a singular value :math:`x^3` of the scores costs
@@ -157,7 +157,7 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float, d: in
     >>> two_layer(K=4, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1).score  # c is too large
     0.0
     """
-    _check(K, n, d, K, lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
+    _check(K, n, lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
     geometric = (n * lam_w2 * lam_w1 * lam_h1) ** (1 / 3)
     c = K * geometric
     x = larger_root(c) if c < TWO_LAYER_THRESHOLD else 0.0
@@ -215,9 +215,8 @@ def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
     return torch.linalg.qr(normal)[0]
 
 
-def _check(K: int, n: int, d: int | None, least: int, **lams: float) -> None:
-    """ValueError unless there are two classes, samples, `least` dimensions (where `d` is given) and positive decays."""
+def _check(K: int, n: int, **lams: float) -> None:
+    """ValueError unless there are two classes, samples and positive decays."""
     checks.integers(2, K=K)
     checks.positive_integers(n=n)
-    checks.integers(least, d=least if d is None else d)
     checks.positive(**lams)

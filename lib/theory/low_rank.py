@@ -132,7 +132,6 @@ def _graph_family(r: int, L: int) -> Family:
 
 
 def _frame_family(K: int, L: int) -> Family:
-    checks.integers(1, L=L)
     return Family(np.ones(1), np.array([K]), L * math.log(K))
 
 

@@ -72,12 +72,10 @@ def model(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike, eta: ArrayLike, 
     >>> round(float(problem.distance), 4), round(float(problem.r_max), 4)
     (2.45, 0.6002)
     """
-    given = {"lam_w": lam_w, "lam_h": lam_h, "alpha": alpha, "eta": eta, "C_MD": C_MD}
-    arrays = {name: np.asarray(value, dtype=float) for name, value in given.items()}
-    for name in ("lam_w", "lam_h", "C_MD"):
-        _check(name, arrays[name], (arrays[name] > 0) & np.isfinite(arrays[name]), "a positive number is needed")
-    _check("eta", arrays["eta"], (arrays["eta"] > 0) & (arrays["eta"] <= 1), "a noise level in (0, 1] is needed")
-    lam_w, lam_h, alpha, eta, C_MD = np.broadcast_arrays(*arrays.values())
+    given = (np.asarray(value, dtype=float) for value in (lam_w, lam_h, alpha, eta, C_MD))
+    lam_w, lam_h, alpha, eta, C_MD = np.broadcast_arrays(*given)
+    _check("C_MD", C_MD, (C_MD > 0) & np.isfinite(C_MD), "a positive number is needed")
+    _check("eta", eta, (eta > 0) & (eta <= 1), "a noise level in (0, 1] is needed")
     s = margin(lam_w, lam_h, alpha)
     alignment = np.sqrt(2 * lam_h / lam_w)
     rho = np.sqrt(s / alignment)
@@ -318,9 +316,8 @@ def optimal_dilation(problem: Model, law: Law) -> Array:
     >>> r[0] > r[1]  # label smoothing dilates less here
     True
     """
-    s, alpha = np.atleast_1d(problem.s), np.atleast_1d(problem.alpha)
-    eta, q = np.atleast_1d(problem.eta), np.atleast_1d(problem.r_max / problem.rho)
-    kappa = np.atleast_1d(np.sqrt(problem.lam_w / 2) * np.sqrt(problem.lam_h))
+    s, alpha, eta, q = problem.s, problem.alpha, problem.eta, problem.r_max / problem.rho
+    kappa = np.sqrt(problem.lam_w / 2) * np.sqrt(problem.lam_h)
     base = expit(-s)
     low, high = np.zeros_like(s), np.ones_like(s)
     for _ in range(52):
@@ -332,8 +329,7 @@ def optimal_dilation(problem: Model, law: Law) -> Array:
         a, b = _pulled(s, alpha, kappa, multiplier)
         beyond = a**2 + (1 - b) ** 2 < 2 * y**2
         low, high = np.where(beyond, low, y), np.where(beyond, y, high)
-    found = (low + high) / 2 * np.atleast_1d(problem.r_max)
-    return found.reshape(np.shape(problem.s)) if found.size == np.size(problem.s) else found
+    return (low + high) / 2 * problem.r_max
 
 
 def _pulled(s: Array, alpha: Array, kappa: Array, mu: Array) -> tuple[Array, Array]:

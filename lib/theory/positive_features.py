@@ -55,7 +55,7 @@ class Optimum(NamedTuple):
     objective: float
 
 
-def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0, M: int | None = None) -> Optimum:
+def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0) -> Optimum:
     r"""The norms of a global minimiser, (25) and (26) with their constants put right.
 
     With :math:`\beta = \frac{N-1}N\alpha` and :math:`\kappa = \sqrt{N(N-1)\lambda_W\lambda_H}`,
@@ -68,8 +68,8 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
 
     Parameters
     ----------
-    N, K, M
-        Classes, samples of each, and the dimension of the features, checked where given.
+    N, K
+        Classes, and samples of each; the dimension of the features is at least N.
     lam_w, lam_h
         Weight decays as in the objective: no factor 1/2, and :math:`\lambda_H/K`.
     alpha
@@ -78,7 +78,7 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
     Raises
     ------
     ValueError
-        For N < 2, K < 1, M < N, weight decays that are not positive, `alpha` outside [0, 1).
+        For N < 2, K < 1, weight decays that are not positive, `alpha` outside [0, 1).
 
     Examples
     --------
@@ -91,7 +91,6 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
     """
     checks.integers(2, N=N)
     checks.integers(1, K=K)
-    checks.integers(N, M=N if M is None else M)  # N orthogonal means need as many dimensions
     strength, kappa = _strength(N, lam_w, lam_h, alpha)
     s = math.log((N - 1) * (1 - strength) / strength) if strength < (N - 1) / N else 0.0
     s = max(s, 0.0)
@@ -133,7 +132,8 @@ def nc_configuration(
 
     The coordinates are dealt out to the classes, at least one each, and the mean of a class is a random positive vector
     on its own coordinates; :math:`w_n = c(h_n - h)`. Columns are organised by class, as
-    :func:`lib.models.unconstrained.labels`. Both are zero where the minimiser is. ValueError as :func:`optimal_norms`.
+    :func:`lib.models.unconstrained.labels`. Both are zero where the minimiser is. ValueError as :func:`optimal_norms`,
+    and for M < N.
 
     >>> W, H = nc_configuration(N=3, K=2, M=6, lam_w=0.01, lam_h=0.01)
     >>> gram = H[:, ::2].T @ H[:, ::2]
@@ -142,7 +142,8 @@ def nc_configuration(
     >>> bool((H[:, 0] == H[:, 1]).all()), bool((W.sum(0).abs() < 1e-12).all())
     (True, True)
     """
-    optimum = optimal_norms(N, K, lam_w, lam_h, alpha, M)
+    optimum = optimal_norms(N, K, lam_w, lam_h, alpha)
+    checks.integers(N, M=M)  # N orthogonal means need as many dimensions
     rng = np.random.default_rng(seed)
     owner = rng.permutation(np.r_[np.arange(N), rng.integers(N, size=M - N)])
     means = np.zeros((M, N))

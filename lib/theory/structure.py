@@ -132,7 +132,11 @@ def _of_gram(gram: Tensor, tol: float) -> str:
     exact = ((apart.abs() <= tol) | ((apart - 0.5).abs() <= tol)).all()
     graph = nx.from_numpy_array(((cosine > 0.25) & ~torch.eye(K, dtype=torch.bool)).numpy())
     try:
-        roots = [_root(graph.subgraph(part).copy()) for part in nx.connected_components(graph)]
+        # networkx takes no single vertex, which is the line graph of an edge
+        roots = [
+            nx.path_graph(2) if len(part) == 1 else nx.inverse_line_graph(graph.subgraph(part).copy())
+            for part in nx.connected_components(graph)
+        ]
     except nx.NetworkXError:
         return OTHER
     # a graph is the line graph of one graph only (but for the triangle): no search over orders is needed
@@ -142,13 +146,6 @@ def _of_gram(gram: Tensor, tol: float) -> str:
     if exact and K == 4 and nx.is_isomorphic(roots[0], nx.cycle_graph(4)):
         return SQUARE
     return f"line graph of {' and '.join(sorted(map(_described, roots)))}"
-
-
-def _root(component: nx.Graph) -> nx.Graph:
-    """The graph whose line graph a connected graph is; networkx takes no single vertex, which is that of an edge."""
-    import networkx as nx
-
-    return nx.path_graph(2) if len(component) == 1 else nx.inverse_line_graph(component)
 
 
 def _of_sets(means: Tensor, tol: float) -> str:
