@@ -48,16 +48,27 @@ def gradient(risk, *parameters):
     return max(g.abs().max().item() for g in torch.autograd.grad(risk(*parameters), parameters))
 
 
-def one_layer_search(K, n, d, lam_w, lam_h, lam_b=None, starts=4, seed=0):
-    """Minima of the objective; `lam_b`: None for no bias."""
-    y, shapes = labels(K, n), [(K, d), (d, K * n)]
+def one_layer_minimum(K, n, lam_w, lam_h, lam_b):
+    """`lam_b`: None for no bias, 0 for a free one."""
     if lam_b is None:
-        return multistart(lambda W, H: objective(H, [W], y, lam_w, lam_h), shapes, starts, seed, (0.3, 1.0))
+        return theory.bias_free(K, n, lam_w, lam_h)
+    return theory.regularised_bias(K, n, lam_w, lam_h, lam_b) if lam_b else theory.free_bias(K, n, lam_w, lam_h)
 
-    def risk(W, H, b):
-        return objective(H, [W], y, lam_w, lam_h, b, lam_b)
 
-    return multistart(risk, [*shapes, (K,)], starts, seed, (0.3, 1.0))
+def one_layer_risk(K, n, lam_w, lam_h, lam_b):
+    y = labels(K, n)
+    return lambda W, H, b=None: objective(H, [W], y, lam_w, lam_h, b, lam_b or 0.0)
+
+
+def one_layer_search(K, n, d, lam_w, lam_h, lam_b, starts=4):
+    shapes = [(K, d), (d, K * n), (K,)]
+    risk = one_layer_risk(K, n, lam_w, lam_h, lam_b)
+    return multistart(risk, shapes[:2] if lam_b is None else shapes, starts, 0, (0.3, 1.0))
+
+
+def two_layer_risk(K, n, decays, relu=False):
+    y, (lam_w2, lam_w1, lam_h1) = labels(K, n), decays
+    return lambda W2, W1, H: objective(H, [W1, W2], y, [lam_w1, lam_w2], lam_h1, relu=relu)
 
 
 def one_layer_weights(minimum, K, n, d, seed=0):
@@ -95,22 +106,10 @@ def test_without_a_bias_the_formula_is_the_best_of_all_orthogonal_frames(size, c
 def test_the_described_weights_attain_the_minimum_and_are_stationary(size, c, share, lam_b):
     K, n, extra = size
     lam_w, lam_h = one_layer_decays(K, n, c, share)
-    if lam_b is None:
-        minimum, lam_b, free = theory.bias_free(K, n, lam_w, lam_h), 0.0, False
-    else:
-        formula = theory.free_bias if lam_b == 0 else lambda *args: theory.regularised_bias(*args, lam_b)
-        minimum, free = formula(K, n, lam_w, lam_h), True
+    minimum = one_layer_minimum(K, n, lam_w, lam_h, lam_b)
     W, H, b = one_layer_weights(minimum, K, n, K + extra)
-    y = labels(K, n)
-    if free:
-
-        def risk(W, H, b):
-            return objective(H, [W], y, lam_w, lam_h, b, lam_b)
-
-        parameters = (W, H, b)
-    else:
-        risk, parameters = lambda W, H: objective(H, [W], y, lam_w, lam_h), (W, H)
-        assert minimum.bias == 0
+    risk, parameters = one_layer_risk(K, n, lam_w, lam_h, lam_b), (W, H) if lam_b is None else (W, H, b)
+    assert lam_b is not None or minimum.bias == 0
     assert abs(risk(*parameters).item() - minimum.objective) < 1e-12
     assert gradient(risk, *parameters) < 1e-12
     assert H[:, 0].square().sum().item() == pytest.approx(minimum.rho, rel=1e-10, abs=1e-12)
@@ -122,13 +121,8 @@ def test_no_search_finds_less_and_what_it_finds_is_the_predicted_frame(size, c, 
     """`at`: no bias, a free one, or one whose decay lies around the threshold c / (1 - c)."""
     K, n, extra = size
     lam_w, lam_h = one_layer_decays(K, n, c, share)
-    if at is None:
-        minimum, lam_b = theory.bias_free(K, n, lam_w, lam_h), None
-    elif at == 0.0:
-        minimum, lam_b = theory.free_bias(K, n, lam_w, lam_h), 0.0
-    else:
-        lam_b = math.exp(share) * c / abs(1 - c)
-        minimum = theory.regularised_bias(K, n, lam_w, lam_h, lam_b)
+    lam_b = at and math.exp(share) * c / abs(1 - c)
+    minimum = one_layer_minimum(K, n, lam_w, lam_h, lam_b)
     found = one_layer_search(K, n, K + extra, lam_w, lam_h, lam_b)
     W, H = (q[found.values.argmin()] for q in found.parameters[:2])
     assert abs(found.values.min().item() - minimum.objective) < 1e-9
@@ -143,34 +137,8 @@ def test_no_search_finds_less_and_what_it_finds_is_the_predicted_frame(size, c, 
 
 def test_frames_of_dimension_k_minus_1_suffice_with_a_free_bias():
     minimum = theory.free_bias(4, 2, 0.02, 0.01)
-    found = one_layer_search(4, 2, 3, 0.02, 0.01, lam_b=0.0, starts=6)
+    found = one_layer_search(4, 2, 3, 0.02, 0.01, 0.0, starts=6)
     assert abs(found.values.min().item() - minimum.objective) < 1e-10
-
-
-@quick
-@given(sizes, st.floats(0.02, 3.0), logs)
-def test_a_regularised_bias_lies_between_a_free_one_and_none(size, c, share):
-    K, n, _ = size
-    lam_w, lam_h = one_layer_decays(K, n, c, share)
-    ends = theory.free_bias(K, n, lam_w, lam_h), theory.bias_free(K, n, lam_w, lam_h)
-    path = [theory.regularised_bias(K, n, lam_w, lam_h, lam_b) for lam_b in np.geomspace(1e-9, 1e9, 25)]
-    for end, last in zip(ends, (path[0], path[-1]), strict=True):
-        assert np.allclose([*end[1:3], *end.gram, end.bias, end.objective], [
-            *last[1:3], *last.gram, last.bias, last.objective], rtol=1e-6, atol=1e-8 * max(1, ends[1].rho))  # fmt: skip
-    for before, after in zip(path, path[1:], strict=False):
-        assert after.objective >= before.objective - 1e-15
-        assert after.gram[0] == before.gram[0] and after.gram[1] >= before.gram[1]
-        assert after.bias <= before.bias
-
-
-@quick
-@given(sizes, below_one, logs, st.floats(-0.7, 0.7))
-def test_the_frame_is_a_simplex_up_to_the_decay_c_over_1_minus_c_and_not_beyond(size, c, share, step):
-    K, n, _ = size
-    lam_w, lam_h = one_layer_decays(K, n, c, share)
-    lam_b = c / (1 - c) * math.exp(step)
-    centre = theory.regularised_bias(K, n, lam_w, lam_h, lam_b).gram[1]
-    assert (centre > 0) == (step > 0) or abs(step) < 1e-9
 
 
 # --- two layers ---
@@ -206,15 +174,11 @@ def test_two_layers_have_the_minimum_of_one_singular_value(size, c, share, other
 def test_the_described_two_layer_weights_attain_the_minimum_and_are_stationary(size, c, share, other, relu):
     K, n, extra = size
     decays = two_layer_decays(K, n, c, share, other)
-    minimum, d, y = theory.two_layer(K, n, *decays), K + extra, labels(K, n)
+    minimum, d, risk = theory.two_layer(K, n, *decays), K + extra, two_layer_risk(K, n, decays, relu)
     R = torch.eye(d, K, dtype=torch.float64) if relu else theory.orthogonal_frame(d, K, seed=1)
     R_1 = theory.orthogonal_frame(d, K, seed=2)
     W2, W1 = minimum.sigma_w2 * R.T, minimum.sigma_w1 * R @ R_1.T
     H = collapsed(minimum.sigma_h1 * R_1, n)
-
-    def risk(W2, W1, H):
-        return objective(H, [W1, W2], y, [decays[1], decays[0]], decays[2], relu=relu)
-
     assert abs(risk(W2, W1, H).item() - minimum.objective) < 1e-12
     scale = max(q.abs().max().item() for q in (W2, W1, H))
     assert relu or gradient(risk, W2, W1, H) < 1e-12 * max(1.0, scale)
@@ -228,23 +192,15 @@ def test_the_described_two_layer_weights_attain_the_minimum_and_are_stationary(s
        st.booleans())  # fmt: skip
 def test_no_search_over_two_layers_finds_less(size, c, share, other, relu):
     K, n, extra = size
-    decays, d, y = two_layer_decays(K, n, c, share / 2, other / 2), K + extra, labels(K, n)
-
-    def risk(W2, W1, H):
-        return objective(H, [W1, W2], y, [decays[1], decays[0]], decays[2], relu=relu)
-
+    decays, d = two_layer_decays(K, n, c, share / 2, other / 2), K + extra
+    risk = two_layer_risk(K, n, decays, relu)
     found = multistart(risk, [(K, d), (d, d), (d, K * n)], 8, 0, (0.05, 1.0, 2.0, 3.0), max_iter=800)
     assert found.values.min().item() > theory.two_layer(K, n, *decays).objective - 1e-9
 
 
 def test_a_search_over_two_layers_finds_the_predicted_frames():
     K, n, d, decays = 3, 2, 4, (0.03, 0.02, 0.01)
-    y = labels(K, n)
-
-    def risk(W2, W1, H):
-        return objective(H, [W1, W2], y, [decays[1], decays[0]], decays[2])
-
-    found = multistart(risk, [(K, d), (d, d), (d, K * n)], 12, 0, (1.0, 2.0, 3.0))
+    found = multistart(two_layer_risk(K, n, decays), [(K, d), (d, d), (d, K * n)], 12, 0, (1.0, 2.0, 3.0))
     W2, W1, H = (q[found.values.argmin()] for q in found.parameters)
     minimum, eye = theory.two_layer(K, n, *decays), torch.eye(K, dtype=torch.float64)
     assert abs(found.values.min().item() - minimum.objective) < 1e-12
@@ -287,11 +243,11 @@ def test_noise_of_given_covariance_shrinks_the_ridge_solution_by_the_factor(K, c
     torch.testing.assert_close(solve(sigma**2), factor * solve(0.0), rtol=1e-9, atol=1e-12)
 
 
-ONE_LAYER = {"K": 3, "n": 2, "d": 3, "lam_w": 0.1, "lam_h": 0.1}
-TWO_LAYERS = {"K": 3, "n": 2, "d": 3, "lam_w2": 0.1, "lam_w1": 0.1, "lam_h1": 0.1}
+ONE_LAYER = {"K": 3, "n": 2, "lam_w": 0.1, "lam_h": 0.1}
+TWO_LAYERS = {"K": 3, "n": 2, "lam_w2": 0.1, "lam_w1": 0.1, "lam_h1": 0.1}
 FORMULAS = [
     (theory.bias_free, ONE_LAYER),
-    (theory.free_bias, ONE_LAYER | {"d": 2}),
+    (theory.free_bias, ONE_LAYER),
     (theory.regularised_bias, ONE_LAYER | {"lam_b": 0.1}),
     (theory.two_layer, TWO_LAYERS),
     (theory.noisy_classifier_factor, {"K": 3, "lam_w": 0.1, "lam_h": 0.1, "sigma": 0.1}),
@@ -301,7 +257,7 @@ FORMULAS = [
 @pytest.mark.parametrize("formula, good", FORMULAS, ids=[formula.__name__ for formula, _ in FORMULAS])
 def test_bad_arguments_are_named(formula, good):
     formula(**good)
-    wrong = {"K": [1, 0], "n": [0, -1], "d": [good.get("d", 0) - 1]}
+    wrong = {"K": [1, 0], "n": [0, -1]}
     for name in good:
         for value in wrong.get(name, [-0.1, math.nan, math.inf]):
             with pytest.raises(ValueError, match=rf"^{name} = "):

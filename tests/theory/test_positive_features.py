@@ -3,7 +3,6 @@
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,10 +29,10 @@ def decays(N, alpha, fraction, share):
     return root * math.exp(share), root * math.exp(-share)
 
 
-def search(N, K, M, lam_w, lam_h, alpha, bias=False, starts=6, seed=0):
-    y, shapes = labels(N, K), [(N, M), (M, N * K)] + [(N,)] * bias
-    risk = lambda W, H, b=None: layer_peeled(W, H, y, lam_w, lam_h, alpha, b)  # noqa: E731
-    return multistart(risk, shapes, starts, seed, (0.3, 1.0), lower=[None, 0.0] + [None] * bias)
+def search(N, K, M, lam_w, lam_h, alpha, seed=0):
+    y, shapes = labels(N, K), [(N, M), (M, N * K)]
+    risk = partial(layer_peeled, y=y, lam_w=lam_w, lam_h=lam_h, alpha=alpha)
+    return multistart(risk, shapes, 6, seed, (0.3, 1.0), lower=[None, 0.0])
 
 
 # The minimum ----------------------------------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ def test_a_drawn_configuration_satisfies_the_optimality_conditions(size, alpha, 
     assert of_W.abs().max() < 1e-12 * max(size, 1)
     assert of_H[H > 0].abs().max() < 1e-12 * max(size, 1)
     assert (of_H[H == 0] > -1e-14).all()
-    optimum = theory.optimal_norms(N, K, *lams, alpha, N + extra)
+    optimum = theory.optimal_norms(N, K, *lams, alpha)
     assert value.item() == pytest.approx(optimum.objective, rel=1e-12)
     assert W.square().sum().item() == pytest.approx(optimum.W2, rel=1e-12)
     assert H.square().sum().item() == pytest.approx(optimum.H2, rel=1e-12)
@@ -116,44 +115,6 @@ def test_decays_whose_product_is_no_float_have_a_minimum_as_well(lam):
         assert optimum.score == pytest.approx(-math.log(math.sqrt(6)) - math.log(lam), rel=1e-12)
         per_score = optimum.H2 / optimum.score  # K kappa / lam_h
         assert per_score == pytest.approx(2 * math.sqrt(6), rel=1e-12)
-
-
-# The bias -------------------------------------------------------------------------------------------------------------
-
-
-def test_with_two_classes_a_free_bias_pays_for_any_difference_of_lengths():
-    K, lams, alpha = 3, (0.01, 0.02), 0.1
-    optimum, y = theory.optimal_norms(2, K, *lams, alpha), labels(2, K)
-    for D in ([1.0, -1.0], [1.0, -0.2], [1.0, 0.0], [0.6, 0.8], [-0.3, -2.0]):
-        D = torch.tensor(D, dtype=torch.float64)
-        D *= math.sqrt(2 * optimum.rho) / D.norm()
-        means = torch.stack([D.clamp(min=0), (-D).clamp(min=0)], 1)
-        shift = optimum.alignment * (means[:, 1].square().sum() - means[:, 0].square().sum()) / 4
-        W = optimum.alignment * torch.stack([D, -D]) / 2
-        b = torch.stack([shift, -shift])
-        value = layer_peeled(W, means.repeat_interleave(K, 1), y, *lams, alpha, b)
-        assert value.item() == pytest.approx(optimum.objective, abs=1e-14)
-        with_decay = layer_peeled(W, means.repeat_interleave(K, 1), y, *lams, alpha, b, lam_b=0.1)
-        assert with_decay.item() == pytest.approx(optimum.objective + 0.2 * shift.item() ** 2, abs=1e-14)
-
-
-def test_with_two_classes_and_a_free_bias_searches_end_at_features_of_different_lengths():
-    lams, y = (0.01, 0.02), labels(2, 2)
-    found = search(2, 2, 2, *lams, 0.0, bias=True, starts=8)
-    optimum = theory.optimal_norms(2, 2, *lams)
-    assert (found.values - optimum.objective).abs().max() < 1e-10
-    frames = [theory.nc_distance(W, H, y).frame for W, H in zip(*found.parameters[:2], strict=True)]
-    assert np.median(frames) > 0.1
-
-
-def test_with_three_classes_a_free_bias_is_constant_and_changes_nothing():
-    lams, y = (0.02, 0.01), labels(3, 2)
-    found = search(3, 2, 4, *lams, 0.1, bias=True, starts=8)
-    best = found.values.argmin()
-    W, H, b = (part[best] for part in found.parameters)
-    assert found.values[best].item() == pytest.approx(theory.optimal_norms(3, 2, *lams, 0.1).objective, abs=1e-10)
-    assert max(theory.nc_distance(W, H, y)[:3]) < 2e-3
-    assert (b - b.mean()).abs().max() < 2e-3
 
 
 # Distances ------------------------------------------------------------------------------------------------------------
