@@ -40,8 +40,6 @@ class Optimum(NamedTuple):
         :math:`\|h_n\|^2` of a class mean.
     alignment
         The c in :math:`w_n = c\,(h_n - h)`, where h is the mean of all features.
-    strength
-        :math:`\beta + 2\kappa`; the minimiser is zero from :math:`\frac{N-1}N` on.
     objective
         The minimum.
     """
@@ -51,7 +49,6 @@ class Optimum(NamedTuple):
     score: float
     rho: float
     alignment: float
-    strength: float
     objective: float
 
 
@@ -100,7 +97,6 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
         score=s,
         rho=kappa * s / lam_h / N,
         alignment=math.sqrt(N * lam_h / ((N - 1) * lam_w)),
-        strength=strength,
         objective=math.log1p((N - 1) * math.exp(-s)) + strength * s,
     )
 
