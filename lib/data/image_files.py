@@ -289,18 +289,16 @@ def decoded(files: Sequence[str]) -> np.ndarray:
     for file in files:
         try:
             with Image.open(file, formats=("PNG", "JPEG")) as image:
-                size = image.size[::-1]
-                first = first or size
-                if (needed := 4 * len(files) * math.prod(size)) > memory:
+                first = first or image.size
+                if image.size != first:
+                    raise ValueError(f"it has {image.size} pixels and {files[0]} {first}; all images need one size")
+                if (needed := 4 * len(files) * math.prod(first)) > memory:
                     raise ValueError(f"all images take {needed >> 30:,} GiB, and this machine has {memory >> 30:,}")
                 if image.mode.startswith(("I", "F")):
                     raise ValueError(f"its pixels are of type {image.mode}; 8 bits per channel are needed")
-                if size == first:
-                    images.append(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
+                images.append(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
         except Exception as error:  # Pillow has many
-            raise ValueError(f"{file} cannot be read as an image (PNG or JPEG): {error}") from error
-        if size != first:
-            raise ValueError(f"{file} has {size} pixels and {files[0]} {first}; all images of a set need one size")
+            raise ValueError(f"{file} cannot be read as an image of the set (PNG or JPEG): {error}") from error
     if all(image.ndim == 2 for image in images):
         return np.stack(images)[:, None]
     return np.stack([image if image.ndim == 3 else np.dstack([image] * 3) for image in images]).transpose(0, 3, 1, 2)
