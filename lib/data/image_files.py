@@ -92,6 +92,15 @@ def data_folder() -> Path:
     return Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
 
 
+def plain(name: str) -> str:
+    r"""The name of a set or a class for a figure, where dollar signs would otherwise make a formula of it.
+
+    >>> plain("$x$") == r"\$x\$"
+    True
+    """
+    return name.replace("$", r"\$")
+
+
 # Presence and checksums -------------------------------------------------------------------------------------------
 
 
@@ -267,6 +276,8 @@ def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         raise ValueError(f"{folder} has {len(classes)} folders; at least 2 are needed, one for each class")
     files = []
     for label, name in enumerate(classes):
+        if not name.isprintable():  # nor is a name that is not UTF-8
+            raise ValueError(f"class {name!r} in {folder} has a name that cannot be printed; the folder needs another")
         names = sorted(entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
         names = [file for file in names if file.lower().endswith(_SUFFIXES)]
         if not names:

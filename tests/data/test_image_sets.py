@@ -469,6 +469,8 @@ def test_a_damaged_file_is_reported_with_both_checksums_before_it_is_opened(data
         ({}, "0 folders"),
         ({"a": 3, "b": 0, "c": 3}, "class 'b'"),
         ({"a": 1, "b": 4}, "class 'a'"),
+        ({"two\nlines": 2, "b": 2}, "'two.nlines' in .* cannot be printed"),
+        ({"no \udcff UTF-8": 2, "b": 2}, "cannot be printed"),
         ({"train/a": 2, "train/b": 2}, "'test'"),
         ({"train/a": 2, "train/b": 2, "test/a": 2, "test/c": 2}, "b, c"),
     ],
