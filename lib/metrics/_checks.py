@@ -39,12 +39,15 @@ def one_of(known: Iterable, **values: object) -> None:
             raise ValueError(f"{name} = {value!r}: one of {', '.join(map(repr, known))} is needed{hint}")
 
 
-def finite(**tensors: Tensor) -> None:
-    """ValueError that names the first of the tensors which has entries that are not finite."""
-    for name, tensor in tensors.items():
-        # the sum of a tensor with such an entry is not finite, and takes no memory
-        if not tensor.sum().isfinite() and not tensor.isfinite().all():
-            raise ValueError(f"{name} has {int((~tensor.isfinite()).sum())} entries that are not finite")
+def finite(name: str, value: Tensor) -> Tensor:
+    """The tensor, in float32 where it has less precision; ValueError unless its entries are finite real numbers."""
+    if not value.is_floating_point():
+        raise ValueError(f"{name} is {value.dtype}; floating point needed")
+    value = value.to(torch.promote_types(value.dtype, torch.float32))
+    # the sum of a tensor with an entry that is not finite is not finite, and takes no memory
+    if not value.sum().isfinite() and not value.isfinite().all():
+        raise ValueError(f"{name} has {int((~value.isfinite()).sum())} entries that are not finite")
+    return value
 
 
 def integers_of(y: Tensor | np.ndarray | Iterable[int]) -> Tensor:

@@ -173,7 +173,6 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     nan
     """
     H, y, counts = _checked(H, y)
-    checks.integers(2, K=len(counts))
     means, deviations = _deviations(H, y, counts)
     inverse, directions = between_classes(means, counts, torch.finfo(H.dtype).eps)
     seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
@@ -205,7 +204,6 @@ def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     0.5714
     """
     means, counts, scatters = _scatters(H, y)
-    checks.integers(2, K=len(counts))
     return ratio_of_traces(means, counts, scatters, debiased=debiased)
 
 
@@ -223,7 +221,6 @@ def cdnv(H: Tensor, y: Tensor) -> Tensor:
     0.0625
     """
     means, counts, scatters = _scatters(H, y)
-    checks.integers(2, K=len(counts))
     return over_distances(means, scatters / counts)
 
 
@@ -277,8 +274,7 @@ def uniformity(means: Tensor) -> Tensor:
     (-0.4904, -0.4904)
     """
     means = _checked_rows("means", means)
-    K = means.shape[-2]
-    checks.integers(2, K=K)
+    checks.integers(2, K=means.shape[-2])
     distances = _distances(nn.functional.normalize(means, dim=-1))
     return -distances.log().mean(-1)
 
@@ -355,7 +351,7 @@ def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
         raise ValueError(f"{shapes}; (..., n_samples, d) and twice (..., K, d) needed")
     if b is not None and (b.ndim == 0 or b.shape[-1] != W.shape[-2]):
         raise ValueError(f"b has shape {tuple(b.shape)}; (..., {W.shape[-2]}) needed, one entry for each class")
-    scores = H @ W.mT if b is None else H @ W.mT + _finite("b", b)[..., None, :].to(H)
+    scores = H @ W.mT if b is None else H @ W.mT + checks.finite("b", b)[..., None, :].to(H)
     return (scores.argmax(-1) != nearest(H, means)).to(H).mean(-1)
 
 
@@ -370,7 +366,7 @@ def nc5(means: Tensor, outside_mean: Tensor) -> Tensor:
     >>> round(nc5(torch.eye(3), torch.tensor([0.0, 0.0, 2.0])).item(), 4)
     0.3333
     """
-    means, outside = _checked_rows("means", means), _finite("outside_mean", outside_mean)
+    means, outside = _checked_rows("means", means), checks.finite("outside_mean", outside_mean)
     return nn.functional.cosine_similarity(means, outside[..., None, :].to(means), dim=-1).abs().mean(-1)
 
 
@@ -426,7 +422,7 @@ def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Ten
         shapes = f"H_corrupted has shape {tuple(H_corrupted.shape)}, test_means {tuple(test_means.shape)}"
         raise ValueError(f"{shapes}; (..., n_corrupted, d) and (..., K, d) needed")
     y_true = checks.labels(y_true, H_corrupted.shape[-2], test_means.shape[-2]).to(H_corrupted.device)
-    H_corrupted = _finite("H_corrupted", computed(H_corrupted))
+    H_corrupted = checks.finite("H_corrupted", H_corrupted)
     return (H_corrupted - test_means[..., y_true, :]).norm(dim=-1).sum(-1)
 
 
@@ -500,6 +496,7 @@ def centre_of(means: Tensor, counts: Tensor, centre: str = "samples") -> Tensor:
 def between_classes(means: Tensor, counts: Tensor, eps: float, centre: str = "samples") -> tuple[Tensor, Tensor]:
     """Inverse singular values of the centred means, 0 for those that count as zero, and their directions as rows."""
     K, d = means.shape[-2:]
+    checks.integers(2, K=K)
     centred = means - centre_of(means, counts, centre)[..., None, :]
     _, values, directions = torch.linalg.svd(centred, full_matrices=False)
     possible = min(K - 1, d)  # the centred means are dependent: a weighted sum of them is zero
@@ -515,6 +512,7 @@ def ratio_of_traces(
 ) -> Tensor:
     """:func:`trace_ratio` of means `(..., K, d)` and the sums `scatter: (..., K)` of squared deviations from them."""
     K, n, N = len(counts), counts.to(means), counts.sum()
+    checks.integers(2, K=K)
     between = (means - centre_of(means, counts, centre)[..., None, :]).square().sum((-2, -1)) / K
     if not debiased:
         return scatter.sum(-1) / N / between
@@ -525,6 +523,7 @@ def ratio_of_traces(
 
 def over_distances(means: Tensor, variances: Tensor) -> Tensor:
     """:func:`cdnv` of means `(..., K, d)` and variances `(..., K)`."""
+    checks.integers(2, K=means.shape[-2])
     k, other = torch.triu_indices(means.shape[-2], means.shape[-2], 1, device=means.device)
     return ((variances[..., k] + variances[..., other]) / (2 * _distances(means).square())).mean(-1)
 
@@ -573,11 +572,6 @@ def _gram(M: Tensor) -> Tensor:
     return _normalized(M @ M.mT)
 
 
-def computed(H: Tensor) -> Tensor:
-    """Features in the precision that they are computed in: float32 where they have less, else as they are."""
-    return H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
-
-
 def _result(value: Tensor) -> float | Tensor:
     return value if value.ndim else value.item()
 
@@ -594,17 +588,10 @@ def _checked(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if len(present) <= present[-1]:
         absent = next(k for k, label in enumerate(present.tolist()) if k != label)
         raise ValueError(f"y: class {absent} has no sample")
-    return _finite("H", computed(H)), y, torch.bincount(y)
+    return checks.finite("H", H), y, torch.bincount(y)
 
 
 def _checked_rows(name: str, M: Tensor) -> Tensor:
     if M.ndim < 2 or M.numel() == 0:
         raise ValueError(f"{name} has shape {tuple(M.shape)}; at least two dimensions, none of them empty, needed")
-    return _finite(name, computed(M))
-
-
-def _finite(name: str, value: Tensor) -> Tensor:
-    if not value.is_floating_point():
-        raise ValueError(f"{name} is {value.dtype}; floating point needed")
-    checks.finite(**{name: value})
-    return value
+    return checks.finite(name, M)

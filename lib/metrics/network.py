@@ -272,7 +272,7 @@ def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means
     for H in features:
         if not len(H):  # all of them with labels that are ignored
             continue
-        H = formulas.computed(H.to(means.device))
+        H = H.to(means.device, torch.promote_types(H.dtype, torch.float32))
         wrong = formulas.nc4(H, W.to(H), b if b is None else b.to(H), means.to(H))
         counted += torch.stack([wrong.double() * len(H), torch.tensor(len(H), device=H.device)])
         del H  # before the next are made

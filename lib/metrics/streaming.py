@@ -89,11 +89,10 @@ class ClassStatistics:
 
     def update(self, H: Tensor, y: Tensor) -> None:
         """Take in features `(n_samples, d)` with their labels `(n_samples,)`; ValueError for what is no such thing."""
-        if H.ndim != 2 or H.shape[1] != self.d or not H.is_floating_point():
-            raise ValueError(f"H has shape {tuple(H.shape)} and {H.dtype}; floating point (n_samples, {self.d}) needed")
+        if H.ndim != 2 or H.shape[1] != self.d:
+            raise ValueError(f"H has shape {tuple(H.shape)}; (n_samples, {self.d}) needed")
         y = checks.labels(y, len(H), self.K).to(self._counts.device)
-        H = formulas.computed(H.detach().to(self._counts.device))
-        checks.finite(H=H)
+        H = checks.finite("H", H.detach().to(self._counts.device))
         if self._rows.dtype != H.dtype or not len(self._rows):
             self._flush()
             self._eps.clamp_(min=torch.finfo(H.dtype).eps)
@@ -326,12 +325,10 @@ class ClassStatistics:
 
     def trace_ratio(self, centre: str = "samples", debiased: bool = False) -> float:
         """As :func:`trace_ratio` of all features at once."""
-        checks.integers(2, K=self.K)
         return formulas.ratio_of_traces(self.means, self._counts, self._scatters(), centre, debiased).item()
 
     def cdnv(self) -> float:
         """As :func:`cdnv` of all features at once."""
-        checks.integers(2, K=self.K)
         return formulas.over_distances(self.means, self.variances).item()
 
     def relative_spread(self) -> float:
@@ -357,7 +354,6 @@ class ClassStatistics:
         }
 
     def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> float:
-        checks.integers(2, K=self.K)
         inverse, directions = formulas.between_classes(means, counts, float(self._eps), centre)
         value = (seen(directions) * inverse.square()).sum() / self.samples
         return value.clamp(min=0).item() if inverse.any() else nan
