@@ -149,9 +149,9 @@ def measure(
         if nc4 and len(classifier.weight) != K:
             raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
         hooked = {name: modules.get(name) for name in layers}
-        kept = _Kept(nc4)
+        kept: list[Tensor] = []
 
-        def statistics(batches, K=K, keep=lambda features: None):
+        def statistics(batches, K=K, keep=None):
             found = _collected(reader.read(batches, hooked, classifier, labelled=K > 1), K, device, keep)
             for part in found.values():
                 if group is not None:
@@ -159,7 +159,7 @@ def measure(
             classes = _classes(found[layers[0]].counts, missing, classifier)
             return classes, {name: part if len(classes) == K else part.without_empty() for name, part in found.items()}
 
-        classes, collected = statistics(batches, keep=kept)
+        classes, collected = statistics(batches, keep=kept if nc4 else None)
         found, rows = Measures(K=len(classes), head=classifier and classifier.name, centre=centre), {}
         for name, part in collected.items():
             rows[name] = {"layer": name, "d": part.d, "samples": part.samples, **part.measures(centre)}
@@ -172,7 +172,7 @@ def measure(
                 rows[PENULTIMATE]["nc3"] = formulas.nc3(W, part.means).item()
                 rows[PENULTIMATE]["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
                 if nc4:
-                    features = _again(reader, loader, classifier) if kept.all is None else kept.all
+                    features = kept or _again(reader, loader, classifier)
                     rows[PENULTIMATE]["nc4"] = _disagreement(features, W, b, part.means, group)
                     del features
         found.notes = _notes(collected, rows, classifier, centre)
@@ -192,26 +192,21 @@ def measure(
     return found
 
 
-class _Kept:
-    """The features of the head's input, as long as they are not too many; `all` is None where they are."""
+def _collected(batches, K: int, device: torch.device, keep: list[Tensor] | None) -> dict[str, ClassStatistics]:
+    """The class statistics of every hooked module, by name; on the CPU for a device that knows no float64, MPS.
 
-    def __init__(self, wanted: bool):
-        self.all: list[Tensor] | None = [] if wanted else None
-        self.bytes = 0
-
-    def __call__(self, features: dict[str, Tensor]) -> None:
-        if self.all is not None:
-            rows = features[PENULTIMATE]
-            self.bytes += rows.numel() * rows.element_size()
-            self.all = None if self.bytes > KEPT else [*self.all, rows.clone()]
-
-
-def _collected(batches, K: int, device: torch.device, keep) -> dict[str, ClassStatistics]:
-    """The class statistics of every hooked module, by name; on the CPU for a device that knows no float64, MPS."""
+    A list `keep` gets the features of the head's input, as long as they are not too many; then it is empty.
+    """
     found: dict[str, ClassStatistics] = {}
+    room = KEPT
     with closing(batches):
-        for features, y, number in batches:
-            keep(features)
+        for number, (features, y) in enumerate(batches):
+            if keep is not None:
+                room -= features[PENULTIMATE].nbytes
+                keep.append(features[PENULTIMATE].clone())
+                if room < 0:
+                    keep.clear()
+                    keep = None
             for name in features:  # and no variable for the features, which would keep them while the next are made
                 if name not in found:
                     d = features[name].shape[1]
@@ -262,7 +257,7 @@ def _again(reader: Reader, loader, head: Head) -> Iterator[Tensor]:
     if isinstance(loader, Iterator):
         raise ValueError("nc4 of so many features needs a second pass, and the loader can be read once only")
     with closing(reader.read(peeked(loader)[1], {PENULTIMATE: None}, head)) as batches:
-        for features, _, _ in batches:
+        for features, _ in batches:
             yield features[PENULTIMATE]
 
 

@@ -34,14 +34,6 @@ class Head(NamedTuple):
     bias: Tensor | None
 
 
-class Batch(NamedTuple):
-    """What one batch gave: features `(n, d)` by the name of the layer, labels `(n,)`, and its number from 0."""
-
-    features: dict[str, Tensor]
-    y: Tensor
-    number: int
-
-
 def as_head(name: str, module: nn.Module) -> Head:
     """ValueError unless the module has a weight `(K, d)`, or that of a convolution over single positions."""
     weight = getattr(module, "weight", None)
@@ -101,8 +93,8 @@ class Reader:
 
     def read(
         self, batches: Iterable, layers: dict[str, nn.Module], head: Head | None, labelled: bool = True
-    ) -> Iterator[Batch]:
-        """For each batch the features of some layers and of the input of the head; to be closed.
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """For each batch the features `(n, d)` of some layers and of the input of the head, and labels; to be closed.
 
         Of samples with the label -100 there are none. Unless labels count all are 0. ValueError for a layer that does
         not run, and for what is no batch.
@@ -120,7 +112,7 @@ class Reader:
         if PENULTIMATE in layers:
             hooks.append((head.module, of_head))
         with evaluated(self.model, hooks):
-            batches, number = iter(batches), 0
+            batches = iter(batches)
             while (batch := next(batches, None)) is not None:  # `enumerate` would keep it while the next one is made
                 x, y = self._split(batch)
                 del batch  # before the loader makes the next one
@@ -132,17 +124,14 @@ class Reader:
                     outputs[PENULTIMATE] = _chosen(*outputs[PENULTIMATE], _logits(result))
                 features = {name: self._rows(name, outputs.pop(name), x) for name in layers}
                 del x, result
-                yield self._labelled(features, y if labelled else torch.zeros(_length(features)).long(), number)
+                n = len(next(iter(features.values())))
+                y = checks.integers_of(y) if labelled else torch.zeros(n).long()
+                kept = y != IGNORED
+                if y.shape == (n,) and not kept.all():
+                    y = y[kept]
+                    features = {name: rows[kept.to(rows.device)] for name, rows in features.items()}
+                yield features, y
                 features.clear()  # whoever still holds the batch
-                number += 1
-
-    def _labelled(self, features: dict[str, Tensor], y, number: int) -> Batch:
-        y, n = checks.integers_of(y), _length(features)
-        kept = y != IGNORED
-        if y.shape == (n,) and not kept.all():
-            y, n = y[kept], int(kept.sum())
-            features.update({name: rows[kept.to(rows.device)] for name, rows in features.items()})
-        return Batch(features, checks.labels(y, n), number)
 
     def _split(self, batch) -> tuple:
         """Inputs and labels of a batch."""
@@ -276,10 +265,6 @@ def _chosen(given, scores, logits: Tensor | None):
         return given
     tokens = _tokens(scores, logits)
     return given if tokens is None else given[torch.arange(len(given), device=given.device), tokens]
-
-
-def _length(features: dict[str, Tensor]) -> int:
-    return len(next(iter(features.values())))
 
 
 def _copied(output):
