@@ -2,7 +2,7 @@ r"""Measures of collapse while a Lightning `Trainer` fits a network. Needs `ligh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import torch
 
@@ -36,11 +36,12 @@ class CollapseCallback(Callback):
     loader
         As in :func:`~lib.metrics.measure`; by default the training loader of the trainer, all of it. Where the trainer
         has several of them, one has to be given.
-    layers, every
+    layers
         As in :class:`~lib.metrics.Tracker`.
     options
-        Everything else that :func:`~lib.metrics.measure` takes. Where the trainer has several processes `group` is all
-        of them unless given: each reads its share of the samples, some twice where the shares are made equal.
+        Everything else that :class:`~lib.metrics.Tracker` takes: `every`, and what :func:`~lib.metrics.measure` takes.
+        Where the trainer has several processes `group` is all of them unless given: each reads its share of the
+        samples, some twice where the shares are made equal.
 
     Attributes
     ----------
@@ -53,11 +54,8 @@ class CollapseCallback(Callback):
         When training begins, as :class:`~lib.metrics.Tracker`; at each measurement, as :func:`~lib.metrics.measure`.
     """
 
-    def __init__(
-        self, loader: Loader | None = None, layers: Layer | Iterable[Layer] | None = None, *,
-        every: int | Collection[int] = 1, **options,
-    ):  # fmt: skip
-        self.loader, self.layers, self.every, self.options = loader, layers, every, options
+    def __init__(self, loader: Loader | None = None, layers: Layer | Iterable[Layer] | None = None, **options):
+        self.loader, self.layers, self.options = loader, layers, options
         self.tracker: Tracker | None = None
         self._rows: list[dict] = []
 
@@ -69,7 +67,7 @@ class CollapseCallback(Callback):
         """Measure the model before training, unless a checkpoint brought the rows of this epoch."""
         epoch = trainer.current_epoch
         group = {"group": torch.distributed.group.WORLD} if trainer.world_size > 1 else {}
-        self.tracker = Tracker(pl_module, self._batches(trainer), self.layers, every=self.every, **group | self.options)
+        self.tracker = Tracker(pl_module, self._batches(trainer), self.layers, **group | self.options)
         self.tracker.rows = self._rows
         if all(row["epoch"] < epoch for row in self._rows):
             numbers = self._measured(trainer, epoch)

@@ -216,7 +216,7 @@ def randomness_kept(device: torch.device, *loaders):
 
     A DataLoader draws from PyTorch's global generator whenever it is iterated over, even in fixed order.
     """
-    places = [loader for loader in loaders if loader is not None]
+    places = list(loaders)
     for place in places:  # which grows
         inner = (getattr(place, name, None) for name in ("sampler", "batch_sampler", "base_dataloader"))
         places += [part for part in inner if part is not None]

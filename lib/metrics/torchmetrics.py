@@ -73,11 +73,10 @@ def _unpacked(packed: Tensor, K: int, d: int) -> ClassStatistics:
     statistics = ClassStatistics(K, d, packed.device)
     state = statistics.state_dict()
     parts = packed.split([value.numel() for value in state.values()])
-    pairs = zip(state.items(), parts, strict=True)
-    state = {name: part.view(value.shape).to(value.dtype) for (name, value), part in pairs}
-    centres = parts[list(state).index("centres")].view(K, d)
-    if not torch.equal(state["centres"].double(), centres):
-        state["centres"] = centres  # those of float64 features
+    for (name, value), part in zip(state.items(), parts, strict=True):
+        part = part.view(value.shape)
+        typed = part.to(value.dtype)
+        state[name] = typed if torch.equal(typed.double(), part) else part  # the centres of float64 features
     statistics.load_state_dict(state)
     return statistics
 

@@ -2,7 +2,7 @@ r"""Measures of collapse while the `Trainer` of `transformers` trains a network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from math import ceil
 
 import torch
@@ -32,14 +32,15 @@ class CollapseCallback(TrainerCallback):
     ----------
     loader
         As in :func:`~lib.metrics.measure`; by default the training loader of the trainer.
-    layers, every
+    layers
         As in :class:`~lib.metrics.Tracker`.
     log
         What is called with the numbers: `trainer.log` writes them to `trainer.state.log_history` and sends them to the
         reporters, to which a callback has no way of its own. Without it only the log history gets them.
     options
-        Everything else that :func:`~lib.metrics.measure` takes. Where the trainer has several processes `group` is all
-        of them unless given: each reads its share of the samples, some twice where the shares are made equal.
+        Everything else that :class:`~lib.metrics.Tracker` takes: `every`, and what :func:`~lib.metrics.measure` takes.
+        Where the trainer has several processes `group` is all of them unless given: each reads its share of the
+        samples, some twice where the shares are made equal.
 
     Attributes
     ----------
@@ -54,9 +55,9 @@ class CollapseCallback(TrainerCallback):
 
     def __init__(
         self, loader: Loader | None = None, layers: Layer | Iterable[Layer] | None = None, *,
-        every: int | Collection[int] = 1, log: Callable[[dict], None] | None = None, **options,
+        log: Callable[[dict], None] | None = None, **options,
     ):  # fmt: skip
-        self.loader, self.layers, self.every, self.log, self.options = loader, layers, every, log, options
+        self.loader, self.layers, self.log, self.options = loader, layers, log, options
         self.tracker: Tracker | None = None
 
     def on_train_begin(self, args, state, control, model=None, train_dataloader=None, **kwargs):
@@ -65,7 +66,7 @@ class CollapseCallback(TrainerCallback):
         group = {"group": torch.distributed.group.WORLD} if args.world_size > 1 else {}
         # what accelerate has wrapped counts how often it is read
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader) if self.loader is None else self.loader
-        self.tracker = Tracker(model, loader, self.layers, every=self.every, **group | self.options)
+        self.tracker = Tracker(model, loader, self.layers, **group | self.options)
         self.tracker.rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
         state.stateful_callbacks[_ROWS] = self.tracker.rows  # every checkpoint saves them
         if all(row["epoch"] < epoch for row in self.tracker.rows):
