@@ -8,6 +8,7 @@ from math import isnan
 
 import pytest
 import torch
+from small_network import noisy_network, numbers, samples
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -42,20 +43,9 @@ class Noisy(Dataset):
         return self.x[i] + self.noise * torch.randn(6), self.y[i]
 
 
-def samples(n=24, d=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % K
-    return torch.randn(n, d, generator=generator) + 2 * torch.eye(K, d)[y], y
-
-
 def same(first, second):
     first, second = first.state_dict(), second.state_dict()
     return all(torch.equal(first[name], second[name]) for name in first)
-
-
-def numbers(row):
-    """Those that do not depend on the order of the samples, to which the random labels of chance are given."""
-    return {name: value for name, value in row.items() if name not in ("layer", "nc1_chance") and value is not None}
 
 
 def epochs(rows):
@@ -66,13 +56,9 @@ def epochs(rows):
 
 
 class Network(L.LightningModule):
-    """Layers that depend on the mode or draw random numbers."""
-
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
-        parts = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, K)]
-        self.net = nn.Sequential(*parts)
+        self.net = noisy_network()
 
     def forward(self, x):
         return self.net(x)

@@ -1,80 +1,16 @@
 """Loaders, heads and labels as people have them: what `measure` takes, and what it refuses in one sentence."""
 
-import pickle
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from small_network import network, noisy_network, numbers, samples
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from lib import metrics
-from lib.metrics import Tracker, measure, passes
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def samples(seed=0, n=60, K=3, d=6):
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % K
-    return torch.randn(n, d, generator=generator) + 2 * torch.eye(K, d)[y], y
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def numbers(row):
-    return {column: value for column, value in row.items() if column != "layer" and value is not None}
-
+from lib.metrics import measure
 
 # Loaders --------------------------------------------------------------------------------------------------------------
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from zip(*samples(), strict=True)
-
-
-def loader(kind):
-    workers = {"num_workers": 1, "persistent_workers": True}
-    if kind == "stream":
-        return DataLoader(Stream(), batch_size=6, **workers)
-    data = TensorDataset(*samples())
-    if kind == "batches":  # the generator lies deeper than in the loader
-        random = RandomSampler(data, generator=torch.Generator().manual_seed(3))
-        return DataLoader(data, batch_sampler=BatchSampler(random, 6, False), **workers)
-    return DataLoader(data, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(3), **workers)
-
-
-def trained(kind, tracked):
-    model, batches, steps = network(), loader(kind), 0
-    tracker = Tracker(model, batches)
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
-    torch.manual_seed(2)
-    for epoch in range(2):
-        for x, y in batches:
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimiser.step()
-            steps += 1
-            if tracked and steps in (4, 17):
-                tracker(steps)
-        if tracked:
-            tracker(100 + epoch)
-    assert len(tracker.rows) == (4 if tracked else 0)
-    return steps, model.state_dict()
-
-
-@pytest.mark.parametrize("kind", ["shuffled", "batches", "stream"])
-def test_measuring_in_the_middle_of_an_epoch_leaves_a_loop_with_persistent_workers_as_it_was(kind):
-    (steps, weights), (tracked_steps, tracked) = trained(kind, False), trained(kind, True)
-    assert steps == tracked_steps == 20
-    assert all(torch.equal(weights[name], tracked[name]) for name in weights)
 
 
 def test_everything_comes_from_one_pass_unless_features_are_too_many(monkeypatch):
@@ -197,6 +133,90 @@ def test_of_a_sequence_classifier_the_token_that_it_takes_is_the_sample():
         assert plain[0]["nc1"] == pytest.approx(found[1]["nc1"], rel=1e-3)
 
 
+# Dilation -------------------------------------------------------------------------------------------------------------
+
+
+def test_dilation_is_nc1_of_the_test_features_of_every_layer():
+    model, (x, y) = noisy_network().eval(), samples(seed=1)
+    found = measure(model, [samples()], ["0", "1", "penultimate"], test_loader=[(x[:25], y[:25]), (x[25:], y[25:])])
+    with torch.no_grad():
+        hidden = model[0](x)
+        features = [hidden, model[1](hidden), model[1](hidden).relu()]
+    for row, H in zip(found, features, strict=True):
+        assert row["dilation"] == pytest.approx(metrics.dilation(H.double(), y).item(), rel=1e-5)
+        assert row["dilation"] != pytest.approx(row["nc1"], rel=1e-3)
+
+
+def test_dilation_is_a_column_where_it_was_asked_for_and_nowhere_else():
+    model, loader = network(), [samples()]
+    without, with_it = measure(model, loader), measure(model, loader, test_loader=loader)
+    assert "dilation" not in str(without) and "\ndilation  " in str(with_it)
+    assert without[0] | {"dilation": with_it[0]["nc1"]} == with_it[0]  # the same samples
+
+
+def test_an_error_in_the_test_samples_says_so():
+    x, y = samples(seed=1)
+    with pytest.raises(ValueError, match="test_loader: class 2 has no sample"):
+        measure(network(), [samples()], test_loader=[(x[y < 2], y[y < 2])])
+    with pytest.raises(ValueError, match="test_loader: the loader has no batch"):
+        measure(network(), [samples()], test_loader=[])
+
+
+# Batches and features of other shapes ---------------------------------------------------------------------------------
+
+
+class Sum(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, left, right=0):
+        return self.head(left + right)
+
+
+def test_batches_may_be_dictionaries_and_inputs_may_be_several():
+    (x, y), model = samples(), Sum()
+    (expected,) = measure(model, [(3 * x, y)])
+    for batch in (
+        {"left": x, "right": 2 * x, "labels": y},
+        {"right": x, "label": y, "left": 2 * x},
+        ((x, 2 * x), y),
+        ([2 * x, x], y),
+        ({"left": x, "right": 2 * x}, y),
+    ):
+        (row,) = measure(model, [batch])
+        assert numbers(row) == pytest.approx(numbers(expected), rel=1e-5)
+
+
+def test_a_function_makes_features_of_what_a_layer_gives():
+    x, y = samples()
+    tokens = torch.stack([torch.randn(60, 6), x], 1)
+    identity = nn.Sequential(nn.Identity())
+    (last,) = measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h[:, -1])
+    (expected,) = measure(identity, [(x, y)], "0", K=3)
+    assert last == expected
+    with pytest.raises(ValueError, match=r"reduce makes shape \(60, 2, 6\) of the layer '0'"):
+        measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h)
+    with pytest.raises(ValueError, match="reduce makes type tuple of the layer '0'"):
+        measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: (h,))
+
+
+def test_a_transformer_is_hooked_by_name_with_and_without_compilation():
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(block, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(12, 3))
+    (x, y), names = samples(), ["0.layers.0", "0.layers.1.linear1", "penultimate"]
+    loader = [(torch.stack([x, x + 1], 1), y)]
+    found = measure(model, loader, names)
+    with torch.no_grad():
+        H = model.eval()[0].layers[0](loader[0][0]).mean(1)
+    assert found[0]["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=1e-4)
+    compiled = measure(torch.compile(model, backend="eager"), loader, [f"_orig_mod.{n}" for n in names[:2]])
+    assert [row["nc1"] for row in compiled] == pytest.approx([row["nc1"] for row in found[:2]], rel=1e-5)
+
+
 # Labels ---------------------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +265,6 @@ def test_a_class_that_does_not_occur_is_named_or_skipped():
     small = nn.Sequential(model[0], model[1], nn.Linear(8, 3))
     small[2].weight.data, small[2].bias.data = (part.data[[3, 5, 998]] for part in (model[2].weight, model[2].bias))
     expected = numbers(measure(small, [samples()], nc4=True, test_loader=[samples()])[0])
-    expected.pop("nc1_chance")  # other draws
     assert found.K == 3 and "3 classes of 20 samples" in str(found)
     assert {name: found[0][name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
@@ -271,7 +290,7 @@ def test_layers_may_be_modules():
         measure(model, [samples()], nn.Linear(2, 2))
 
 
-# Outside samples, centres, trackers that travel -----------------------------------------------------------------------
+# Outside samples and centres ------------------------------------------------------------------------------------------
 
 
 def test_nc5_is_the_cosine_of_the_class_means_to_the_mean_of_outside_samples():
@@ -297,53 +316,26 @@ def test_class_means_are_centred_where_one_says():
         measure(model, loader, centre="class")
 
 
-def test_a_tracker_is_pickled_without_its_model_and_looks_for_the_head_once(monkeypatch):
-    looked = []
-    head = passes.Reader.head
-    monkeypatch.setattr(passes.Reader, "head", lambda self, batch: looked.append(1) or head(self, batch))
-    tracker = Tracker(network(), [samples()], every=2)
-    for epoch in range(5):
-        tracker(epoch)
-    assert looked == [1]
-    again = pickle.loads(pickle.dumps(tracker))
-    assert again.rows == tracker.rows and again.curve("nc1") == tracker.curve("nc1")
-    assert again.model is None and again.loader is None and again.plot() is not None
-    with pytest.raises(ValueError, match="pickled, without its model"):
-        again(6)
-
-
 # Several processes ----------------------------------------------------------------------------------------------------
 
-PROCESS = """
-import sys, torch
-from torch import distributed, nn
-from lib.metrics import measure
-rank, place = int(sys.argv[1]), sys.argv[2]
-distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-x, y = torch.load(f"{place}/samples")
-own = slice(0, 11) if rank == 0 else slice(11, 60)  # the first has no sample of one class
-found = measure(model, [(x[own], y[own])], ["0", "penultimate"], nc4=True, test_loader=[(x[own] + 1, y[own])],
-                outside_loader=[(-x[own], y[own])], group=distributed.group.WORLD)
-torch.save([dict(row) for row in found], f"{place}/found{rank}")
-distributed.destroy_process_group()  # or its threads may be there when Python ends
-"""
+
+def all_of(x, y, **options):
+    loaders = {"test_loader": [(x + 1, y)], "outside_loader": [(-x, y)]}
+    return [*measure(network(), [(x, y)], ["0", "penultimate"], nc4=True, **loaders, **options)]
+
+
+def share(rank, folder, shares):
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", world_size=2, rank=rank)
+    torch.save(all_of(*shares[rank], group=torch.distributed.group.WORLD), folder / str(rank))
+    torch.distributed.destroy_process_group()
 
 
 def test_two_processes_measure_what_one_does(tmp_path):
     x, y = samples()
-    y[:11] = y[:11].clamp(max=1)
-    torch.save((x, y), tmp_path / "samples")
-    command = [sys.executable, "-c", PROCESS]
-    started = [subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in started] == [0, 0]
-    expected = measure(
-        network(), [(x, y)], ["0", "penultimate"], nc4=True, test_loader=[(x + 1, y)], outside_loader=[(-x, y)]
-    )
+    y[:11] = y[:11].clamp(max=1)  # the first process has no sample of one class
+    shares = [(x[part], y[part]) for part in (slice(0, 11), slice(11, 60))]
+    torch.multiprocessing.start_processes(share, (tmp_path, shares), 2, start_method="fork")
     for rank in range(2):
-        for row, alone in zip(torch.load(tmp_path / f"found{rank}"), expected, strict=True):
-            assert row["layer"] == alone["layer"] and row.pop("nc1_chance") > 1
-            assert numbers(row) == pytest.approx(
-                {k: v for k, v in numbers(alone).items() if k != "nc1_chance"}, rel=1e-6
-            )
+        for row, alone in zip(torch.load(tmp_path / str(rank)), all_of(x, y), strict=True):
+            assert row["layer"] == alone["layer"] and row["nc1_chance"] > 1
+            assert numbers(row) == pytest.approx(numbers(alone), rel=1e-6)
