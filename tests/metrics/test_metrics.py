@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lib import metrics
-from lib.metrics import ClassStatistics, streaming
+from lib.metrics import ClassStatistics
 
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10**6)
@@ -357,63 +357,6 @@ def test_results_follow_the_dtype():
         assert metrics.nc1(features, y).dtype == metrics.nc2_of(means.to(features)).dtype == dtype
         assert metrics.nc1(features, y).item() == pytest.approx(metrics.nc1(H, y).item(), rel=tolerance)
     assert metrics.nc1(H, y.int()) == metrics.nc1(H, y.to(torch.uint8)) == metrics.nc1(H, y)
-
-
-# Batch by batch -------------------------------------------------------------------------------------------------------
-
-
-def scatter_by_hand(H, y):
-    H, y = H.double().numpy(), y.numpy()
-    deviations = np.concatenate([H[y == k] - H[y == k].mean(0) for k in range(y.max() + 1)])
-    return deviations.T @ deviations
-
-
-@quick
-@given(seeds, st.lists(st.integers(1, 29), max_size=5))
-def test_statistics_do_not_depend_on_how_the_samples_are_cut_into_batches(seed, cuts):
-    H, y = cloud(seed, n=30)
-    statistics = ClassStatistics(3, 4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "ROWS", 7)  # centred at a time
-        for rows in np.split(np.arange(30), sorted(cuts)):
-            statistics.update(H[rows], y[rows])
-    means, global_mean = metrics.class_means(H, y)
-    assert statistics.counts.tolist() == torch.bincount(y).tolist() and statistics.samples == 30
-    torch.testing.assert_close(statistics.means, means, rtol=0, atol=1e-13)
-    torch.testing.assert_close(statistics.centre(), global_mean, rtol=0, atol=1e-13)
-    expected = scatter_by_hand(H, y) / 30
-    np.testing.assert_allclose(statistics.within_class_covariance.numpy(), expected, rtol=0, atol=1e-12)
-    assert statistics.nc1() == pytest.approx(nc1_by_hand(H, y), rel=1e-10)
-    assert statistics.relative_spread() == pytest.approx(metrics.relative_spread(H, y), rel=1e-12)
-    before = statistics.means
-    statistics.update(H + 1, y)  # and leaves alone what was read
-    torch.testing.assert_close(before, means, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_a_small_spread_far_from_the_origin_survives_float32(ordered):
-    """The features are what float32 keeps of them, a few of its steps wide; they are compared in float64."""
-    rng = np.random.default_rng(0)
-    y = torch.from_numpy(np.sort(rng.integers(3, size=6000)) if ordered else rng.integers(3, size=6000))
-    centres = torch.from_numpy(1e3 + rng.standard_normal((3, 5)))
-    H = (centres[y] + 1e-4 * torch.from_numpy(rng.standard_normal((6000, 5)))).float()
-    statistics = ClassStatistics(3, 5)
-    for rows in range(0, 6000, 500):
-        statistics.update(H[rows : rows + 500], y[rows : rows + 500])
-    expected = scatter_by_hand(H, y) / 6000
-    np.testing.assert_allclose(statistics.within_class_covariance.diagonal().numpy(), expected.diagonal(), rtol=1e-4)
-    assert statistics.nc1() == pytest.approx(nc1_by_hand(H.double(), y), rel=1e-3)
-    assert metrics.nc1(H.double(), y).item() == pytest.approx(nc1_by_hand(H.double(), y), rel=1e-6)
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 1e30])
-def test_statistics_of_float32_features_whose_squares_float32_cannot_hold(size):
-    H, y = cloud(0, n=60)
-    statistics = ClassStatistics(3, 4)
-    for rows in (slice(0, 40), slice(40, 60)):
-        statistics.update((size * H[rows]).float(), y[rows])
-    assert statistics.nc1() == pytest.approx(nc1_by_hand(H, y), rel=1e-4)
-    assert statistics.relative_spread() == pytest.approx(metrics.relative_spread(H, y), rel=1e-4)
 
 
 # Of a model -----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ def check(statistics, H, y, rel):
     assert statistics.samples == len(H) and statistics.counts.tolist() == torch.bincount(y).tolist()
     scale = covariance(H, y).diagonal().max().item()
     np.testing.assert_allclose(statistics.within_class_covariance, covariance(H, y), rtol=rel, atol=rel * scale)
-    np.testing.assert_allclose(statistics.means, metrics.class_means(H, y)[0], rtol=1e-9, atol=rel * scale**0.5)
+    for found, expected in zip((statistics.means, statistics.centre()), metrics.class_means(H, y), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=rel * scale**0.5)
     assert statistics.nc1() == pytest.approx(metrics.nc1(H, y).item(), rel=rel)
     assert statistics.trace_ratio() == pytest.approx(metrics.trace_ratio(H, y).item(), rel=rel)
     # the variance between classes, debiased, is a difference: small against what it is the difference of
@@ -44,17 +45,20 @@ def check(statistics, H, y, rel):
     assert statistics.relative_spread() == pytest.approx(metrics.relative_spread(H, y), rel=rel)
 
 
-def features(seed, n, d, K, dtype=torch.float32, offset=0.0, spread=1.0, order="mixed", drift=0.0, outlier=0.0):
+def features(
+    seed, n, d, K, dtype=torch.float32, offset=0.0, spread=1.0, apart=None, order="mixed", drift=0.0, outlier=0.0,
+    scale=1.0,
+):  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(K, (n,), generator=generator)
     y[:K] = torch.arange(K)
     if order == "classes":
         y = y.sort().values
     noise = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    means = offset + torch.randn(K, d, generator=generator, dtype=torch.float64) * max(spread, 1e-3)
+    means = offset + torch.randn(K, d, generator=generator, dtype=torch.float64) * (apart or max(spread, 1e-3))
     H = means[y] + spread * (noise + drift * torch.linspace(0, 1, n)[:, None])
     H[0] += outlier
-    return H.to(dtype), y
+    return (scale * H).to(dtype), y
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096])
@@ -71,6 +75,9 @@ def features(seed, n, d, K, dtype=torch.float32, offset=0.0, spread=1.0, order="
         ({"outlier": 1e6}, 1e-5),
         ({"dtype": torch.float16}, 1e-5),
         ({"dtype": torch.bfloat16}, 1e-5),
+        ({"offset": 1e3, "spread": 1e-4, "apart": 1.0}, 1e-4),  # a few steps of float32
+        ({"offset": 1e3, "spread": 1e-4, "apart": 1.0, "order": "classes"}, 1e-4),
+        *(({"scale": scale}, 1e-5) for scale in (1e-30, 1e-20, 1e20, 1e30)),  # squares that float32 cannot hold
     ],
     ids=str,
 )
@@ -114,9 +121,9 @@ def test_merged_statistics_are_those_of_all_samples(seed, cuts, dtype):
         total = total + part
     check(total, H, y, 1e-4 if dtype == torch.float32 else 1e-10)
     assert total.chance_nc1() > 0 and [part.counts.tolist() for part in parts] == before
-    both = total + total
-    total.update(H, y)  # leaves the sum alone
-    assert both.samples == total.samples == 600
+    both, counts = total + total, total.counts
+    total.update(H, y)  # leaves alone the sum, and what was read
+    assert both.samples == total.samples == 600 and counts.sum() == 300
 
 
 def test_statistics_are_saved_copied_and_gone_on_with():
