@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -52,48 +53,48 @@ processes."""
 
 
 def run(console: Console) -> None:
-    there = {name: importlib.util.find_spec(module) is not None for name, module in PEERS.items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1):  # NumPy's
-            times = [_times(d, K, there) for d, K in SIZES]
         nearest, tracker = _nearest(), _tracker()
+        console.print(f"NC4 of 10,000 features, d = 512, K = 1,000: {nearest:.2f} of the time of all distances")
+        console.print("A pass of a tracker over a pass of the network alone: " + ", ".join(f"{r:.2f}" for r in tracker))
+        if not all(map(importlib.util.find_spec, PEERS.values())):
+            console.print(f"{' and '.join(PEERS)} are not installed: the extra `bench` has them")
+            return
+        with threadpool_limits(1):  # NumPy's
+            times = [_times(d, K) for d, K in SIZES]
     finally:
         torch.set_num_threads(threads)
     table = Table(title="Class statistics, milliseconds for a batch, and memory")
     for column in ("d", "K", "here", *PEERS, "product", "of neural-collapse", "MiB here", "MiB neural-collapse"):
         table.add_column(column, justify="right")
     for row in times:
-        cells = (f"{row[name]:.2f}" if row[name] is not None else "–" for name in ("ours", *PEERS, "product", "ratio"))
-        table.add_row(
-            str(row["d"]), str(row["K"]), *cells, *(f"{row['MiB'].get(name, 0):.0f}" for name in ("ours", "peer"))
-        )
+        cells = [f"{row[name]:.2f}" for name in ("ours", *PEERS, "product", "ratio")]
+        table.add_row(str(row["d"]), str(row["K"]), *cells, *(f"{mebibytes:.0f}" for mebibytes in row["MiB"].values()))
     console.print(table)
     about = NOTE.format(batch=BATCH, rounds=ROUNDS, goal=GOAL, few=BATCHES[2048])
     console.print(about, highlight=False)
-    console.print(f"NC4 of 10,000 features, d = 512, K = 1,000: {nearest:.2f} of the time of all distances")
-    console.print("A pass of a tracker over a pass of the network alone: " + ", ".join(f"{r:.2f}" for r in tracker))
-    if all(there.values()):
-        kept = {
-            "date": datetime.date.today().isoformat(), "device": name_of("cpu"), "torch": torch.__version__,
-            "about": about, "data": DATA.splitlines(), "times": times, "nc4": nearest, "tracker": tracker,
-            "values": _values(),
-        }  # fmt: skip
-        with atomically(KEPT) as partial:
-            partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    kept = {
+        "date": datetime.date.today().isoformat(), "device": name_of("cpu"), "torch": torch.__version__,
+        "about": about, "data": DATA.splitlines(), "times": times, "nc4": nearest, "tracker": tracker,
+        "values": _values(),
+    }  # fmt: skip
+    with atomically(KEPT) as partial:
+        partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _times(d: int, K: int, there: dict[str, bool]) -> dict:
+def _times(d: int, K: int) -> dict:
     generator, number = torch.Generator().manual_seed(0), BATCHES[d]
     H = torch.randn(number * BATCH, d, generator=generator) + 3
     y = torch.randperm(number * BATCH, generator=generator) % K
     batches = list(zip(H.split(BATCH), y.split(BATCH), strict=True))
-    jobs = {"product": lambda: H.T @ H, "ours": lambda: _ours(batches, d, K)}
-    if there["neural-collapse"]:
-        jobs["neural-collapse"] = lambda: _accumulated(lambda: batches, d, K)
-    if there["nc-toolbox"]:
-        jobs["nc-toolbox"] = lambda: _at_once(H.numpy(), y.numpy())
+    jobs = {
+        "ours": lambda: _ours(lambda: batches, d, K),
+        "neural-collapse": lambda: _accumulated(lambda: batches, d, K),
+        "nc-toolbox": lambda: _at_once(H.numpy(), y.numpy()),
+        "product": lambda: H.T @ H,
+    }
     seconds = {name: [] for name in jobs}
     for count in range(ROUNDS + 1):
         for name, job in jobs.items():
@@ -101,19 +102,14 @@ def _times(d: int, K: int, there: dict[str, bool]) -> dict:
             job()
             if count:  # the first round warms up
                 seconds[name].append(time.perf_counter() - began)
-    row = {"d": d, "K": K} | {
-        name: statistics.median(seconds[name]) / number * 1e3 if name in seconds else None
-        for name in ("ours", *PEERS, "product")
-    }
-    peer = seconds.get("neural-collapse")
-    ratio = peer and statistics.median(a / b for a, b in zip(seconds["ours"], peer, strict=True))
-    names = ["ours", "peer"] if there["neural-collapse"] else ["ours"]
-    return row | {"ratio": ratio, "MiB": {name: _memory(name, d, K) for name in names}}
+    row = {name: statistics.median(times) / number * 1e3 for name, times in seconds.items()}
+    ratio = statistics.median(a / b for a, b in zip(seconds["ours"], seconds["neural-collapse"], strict=True))
+    return {"d": d, "K": K} | row | {"ratio": ratio, "MiB": {name: _memory(name, d, K) for name in ("ours", "peer")}}
 
 
 def _ours(batches, d: int, K: int):
     collected = ClassStatistics(K, d)
-    for H, y in batches:
+    for H, y in batches():
         collected.update(H, y)
     return collected.variances
 
@@ -151,9 +147,8 @@ def _grow(who: str, d: int, K: int) -> float:
             yield torch.randn(BATCH, d, generator=generator), y
 
     def job(d, K, number):
-        if who == "ours":
-            return _ours(batches(d, K, number), d, K)
-        return _accumulated(lambda: batches(d, K, number), d, K)
+        collect = _ours if who == "ours" else _accumulated
+        collect(lambda: batches(d, K, number), d, K)
 
     torch.set_num_threads(1)
     job(64, 10, 8)  # libraries set up their own buffers at first use
@@ -227,14 +222,12 @@ def _values() -> list[dict]:
     decisions.accumulate(H, y, W, M)
     V, v = covariance.compute(), norms.compute()[0]
     h, labels, w, m, g = H.numpy(), y.numpy(), W.numpy(), M.numpy(), H.numpy().mean(0)
-    (ours,) = metrics.measure(_linear(W, b), [(H, y)], nc4=True, outside_loader=[(outside, y[:200])])
-    by_samples = metrics.measure(_linear(W, b), [(H, y)], nc4=True, centre="samples")[0]
-    found = metrics.ClassStatistics(K, 64)
-    found.update(H, y)
-    means, n = found.means, found.counts.double()
-    C, Cs = (means - found.centre(centre) for centre in ("classes", "samples"))
+    (ours,) = found = metrics.measure(_linear(W, b), [(H, y)], nc4=True, outside_loader=[(outside, y[:200])])
+    (by_samples,) = metrics.measure(_linear(W, b), [(H, y)], centre="samples")
+    means, n, variances = found.statistics["penultimate"]
+    C, Cs = means - means.mean(0), means - H.mean(0)
+    ours["equiangularity"] = metrics.equiangularity(C)
     cosine = nn.functional.cosine_similarity
-    centred = "the means centred at {}, as nc3(W, means - centre)"
     off = torch.ones(K, K).triu(1).bool()
     share = 1 / (1 + 1 / by_samples["trace_ratio"])
     pairs = nn.functional.normalize(C, dim=1)
@@ -244,59 +237,57 @@ def _values() -> list[dict]:
     logs = Cs.norm(dim=1).log()
     k, other = torch.triu_indices(K, K, 1)
     of_samples = 'centre="samples"'
+    first, second = PEERS
     rows = [
-        # what, ours, (neural-collapse, value), (nc-toolbox, value), why, our formula with the peer's convention
-        ("NC1", "nc1", ("covariance_ratio", peer.covariance_ratio(V, M, G)), None, None, None),
-        ("NC1", "nc1", ("covariance_ratio(svd)", peer.covariance_ratio(V, M, G, "svd")), None, None, None),
-        ("NC1", "nc1", None, ("nc1_strong", toolbox.nc1_strong(h, labels, m, g)), of_samples, by_samples["nc1"]),
-        ("ratio of traces", "trace_ratio", ("covariance_ratio(quotient)", peer.covariance_ratio(V, M, G, "quotient")),
-         None, None, None),
-        ("share of the variance within classes", "trace_ratio", None,
-         ("nc1_weak", toolbox.nc1_weak(h, labels, m, g)[1]), f"r / (1 + r) with {of_samples}", share),
-        ("CDNV", "cdnv", ("variability_cdnv", peer.variability_cdnv(v, M)), None, None, None),
-        ("CDNV", "cdnv", None, ("nc1_cdnv", toolbox.nc1_cdnv(m, toolbox.class_embedding_variances(h, labels, m))),
-         "variances over n - 1", formulas.over_distances(means, found.variances * n / (n - 1)).item()),
-        ("NC2, simplex", "nc2_etf", ("simplex_etf_error", peer.simplex_etf_error(M, G)), None, None, None),
-        ("spread of the norms", None, None, ("nc2_equinormness", toolbox.nc2_equinormness(m, g)),
+        # what, ours, package, its name, its value; where it differs: why, our formula with the peer's convention
+        ("NC1", "nc1", first, "covariance_ratio", peer.covariance_ratio(V, M, G)),
+        ("NC1", "nc1", first, "covariance_ratio(svd)", peer.covariance_ratio(V, M, G, "svd")),
+        ("NC1", "nc1", second, "nc1_strong", toolbox.nc1_strong(h, labels, m, g), of_samples, by_samples["nc1"]),
+        ("ratio of traces", "trace_ratio", first, "covariance_ratio(quotient)",
+         peer.covariance_ratio(V, M, G, "quotient")),
+        ("share of the variance within classes", "trace_ratio", second, "nc1_weak",
+         toolbox.nc1_weak(h, labels, m, g)[1], f"r / (1 + r) with {of_samples}", share),
+        ("CDNV", "cdnv", first, "variability_cdnv", peer.variability_cdnv(v, M)),
+        ("CDNV", "cdnv", second, "nc1_cdnv", toolbox.nc1_cdnv(m, toolbox.class_embedding_variances(h, labels, m)),
+         "variances over n - 1", formulas.over_distances(means, variances * n / (n - 1)).item()),
+        ("NC2, simplex", "nc2_etf", first, "simplex_etf_error", peer.simplex_etf_error(M, G)),
+        ("spread of the norms", None, second, "nc2_equinormness", toolbox.nc2_equinormness(m, g),
          "mean difference of log norms, by sign", (logs[k] - logs[other]).mean().item()),
-        ("mean cosine, less that of a simplex", "equiangularity", None,
-         ("nc2_equiangularity", toolbox.nc2_equiangularity(m, g)), f"the mean, here the largest; {of_samples}",
+        ("mean cosine, less that of a simplex", "equiangularity", second, "nc2_equiangularity",
+         toolbox.nc2_equiangularity(m, g), f"the mean, here the largest; {of_samples}",
          (cosine(Cs[k], Cs[other]) + 1 / (K - 1)).mean().item()),
-        ("uniformity", "uniformity", ("kernel_stats(log_kernel)", kernels.kernel_stats(M, G, kernels.log_kernel)[0]),
-         None, None, None),
-        ("uniformity", "uniformity", None,
-         ("gnc2_hypershperical_uniformity", toolbox.gnc2_hypershperical_uniformity(m, g)), of_samples,
-         by_samples["uniformity"]),
-        ("NC3", "nc3", None, ("nc3_self_duality", toolbox.nc3_self_duality(w, m, g)),
-         centred.format("that of all samples"), formulas.nc3(W, Cs).item()),
-        ("duality, distance from a simplex", "nc3", ("self_duality_error", peer.self_duality_error(W, M, G)), None,
+        ("uniformity", "uniformity", first, "kernel_stats(log_kernel)",
+         kernels.kernel_stats(M, G, kernels.log_kernel)[0]),
+        ("uniformity", "uniformity", second, "gnc2_hypershperical_uniformity",
+         toolbox.gnc2_hypershperical_uniformity(m, g), of_samples, by_samples["uniformity"]),
+        ("NC3", "nc3", second, "nc3_self_duality", toolbox.nc3_self_duality(w, m, g),
+         "the means centred at that of all samples, as nc3(W, means - centre)", formulas.nc3(W, Cs).item()),
+        ("duality, distance from a simplex", "nc3", first, "self_duality_error", peer.self_duality_error(W, M, G),
          "of all products of weights and centred means", (product / product.norm() - frame).norm().item()),
-        ("duality, distance of each class", "nc3", ("distance_norms", peer.distance_norms(W, M, G).mean().item()), None,
+        ("duality, distance of each class", "nc3", first, "distance_norms", peer.distance_norms(W, M, G).mean().item(),
          "weights and centred means each of norm 1, mean over classes", gap.norm(dim=1).mean().item()),
-        ("duality, cosine of each class", "duality",
-         ("similarities(cos)", peer.similarities(W, M, G, True).mean().item()), None,
-         "the mean; here the coefficient of variation", cosine(W, C, dim=1).mean().item()),
-        ("uniform duality", "duality", None, ("unc3_uniform_duality", toolbox.unc3_uniform_duality(w, m, g)),
+        ("duality, cosine of each class", "duality", first, "similarities(cos)",
+         peer.similarities(W, M, G, True).mean().item(), "the mean; here the coefficient of variation",
+         cosine(W, C, dim=1).mean().item()),
+        ("uniform duality", "duality", second, "unc3_uniform_duality", toolbox.unc3_uniform_duality(w, m, g),
          f"mean cosine of weights and means of different classes; {of_samples}",
          (nn.functional.normalize(W, dim=1) @ nn.functional.normalize(Cs, dim=1).T)[off].mean().item()),
-        ("NC4", "nc4", None, ("nc4_classifier_agreement", toolbox.nc4_classifier_agreement(h, w, b.numpy(), m)),
+        ("NC4", "nc4", second, "nc4_classifier_agreement", toolbox.nc4_classifier_agreement(h, w, b.numpy(), m),
          "share that agrees", 1 - ours["nc4"]),
-        ("NC4", "nc4", ("clf_ncc_agreement", peer.clf_ncc_agreement(decisions)), None,
+        ("NC4", "nc4", first, "clf_ncc_agreement", peer.clf_ncc_agreement(decisions),
          "share that agrees, without the bias of the classifier", 1 - formulas.nc4(H, W, None, means).item()),
-        ("NC5", "nc5", ("orthogonality_deviation", peer.orthogonality_deviation(M, outside.mean(0))), None, None, None),
-        ("mean length of the centred means", None, ("mean_norms", peer.mean_norms(M, G).mean().item()), None,
+        ("NC5", "nc5", first, "orthogonality_deviation", peer.orthogonality_deviation(M, outside.mean(0))),
+        ("mean length of the centred means", None, first, "mean_norms", peer.mean_norms(M, G).mean().item(),
          "in the unit of the features", C.norm(dim=1).mean().item()),
     ]  # fmt: skip
     values = []
-    for what, name, first, second, why, proof in rows:
-        given = (first or second)[1]
-        here = metrics.equiangularity(C) if name == "equiangularity" else ours.get(name)
+    for what, name, package, theirs, given, *difference in rows:
+        here, (why, proof) = ours.get(name), difference or (None, math.nan)
         agrees = here is not None and abs(here - given) <= 1e-6 * max(abs(given), 1)
-        if not agrees and not (proof is not None and abs(proof - given) <= 1e-6 * max(abs(given), 1)):
+        if not agrees and not abs(proof - given) <= 1e-6 * max(abs(given), 1):
             raise AssertionError(f"{what}: {here} here and {given} there, {proof} with its convention")
-        entry = {"what": what, "ours": {"name": name, "value": here} if name else None}
-        for package, pair in zip(PEERS, (first, second), strict=True):
-            entry[package] = {"name": pair[0], "value": pair[1]} if pair else None
+        entry = {"what": what, "ours": {"name": name, "value": here} if name else None} | dict.fromkeys(PEERS)
+        entry[package] = {"name": theirs, "value": given}
         values.append(entry | {"agrees": agrees, "why": None if agrees else why})
     return values
 
