@@ -2,7 +2,6 @@
 
 import weakref
 from fractions import Fraction
-from functools import partial
 from math import acos, cos, hypot, inf, isnan, sin, sqrt
 
 import numpy as np
@@ -193,29 +192,28 @@ def test_rank_and_condition_number_at_the_edges():
 # Many runs at once ----------------------------------------------------------------------------------------------------
 
 
+def every(H, y, W, b):
+    """The measures of features, of their class means, and of these and a classifier."""
+    M = metrics.class_means(H, y)[0]
+    of_features = metrics.relative_spread, metrics.directional_spread, metrics.nc1, metrics.trace_ratio, metrics.cdnv
+    of_means = metrics.nc2_etf, metrics.nc2_of, metrics.uniformity, metrics.numerical_rank, metrics.condition_number
+    found = {measure.__name__: measure(H, y) for measure in of_features}
+    found |= {measure.__name__: measure(M) for measure in of_means}
+    found |= {measure.__name__: measure(W, M) for measure in (metrics.nc3, metrics.duality)}
+    found |= {"nc4": metrics.nc4(H, W, b, M), "memorization": metrics.memorization(H, y, M)}
+    return {name: torch.as_tensor(value, dtype=H.dtype) for name, value in found.items()}
+
+
 def test_a_batch_of_runs_gives_what_each_run_gives():
     rng = np.random.default_rng(0)
     y = torch.from_numpy(rng.permutation(np.r_[np.arange(3), rng.integers(3, size=9)]))
     H = torch.from_numpy(rng.standard_normal((2, 5, 12, 4))) + 3 * torch.from_numpy(rng.standard_normal((3, 4)))[y]
     W, b = torch.from_numpy(rng.standard_normal((2, 5, 3, 4))), torch.from_numpy(rng.standard_normal((2, 5, 3)))
-    M = metrics.class_means(H, y)[0]
-    assert M.shape == (2, 5, 3, 4) and metrics.class_means(H, y)[1].shape == (2, 5, 4)
-    measures = {
-        "nc1": lambda H, W, b, M: metrics.nc1(H, y),
-        "spread": lambda H, W, b, M: metrics.relative_spread(H, y),
-        "angle": lambda H, W, b, M: metrics.directional_spread(H, y),
-        "nc2_etf": lambda H, W, b, M: metrics.nc2_etf(M),
-        "nc2_of": lambda H, W, b, M: metrics.nc2_of(M),
-        "nc3": lambda H, W, b, M: metrics.nc3(W, M),
-        "nc4": lambda H, W, b, M: metrics.nc4(H, W, b, M),
-        "memorization": lambda H, W, b, M: metrics.memorization(H, y, M),
-        "rank": lambda H, W, b, M: metrics.numerical_rank(M),
-        "condition": lambda H, W, b, M: metrics.condition_number(M),
-    }
-    for name, measure in measures.items():
-        together = measure(H, W, b, M)
-        alone = [[float(measure(H[i, j], W[i, j], b[i, j], M[i, j])) for j in range(5)] for i in range(2)]
-        np.testing.assert_allclose(together.numpy(), alone, rtol=1e-10, err_msg=name)
+    assert [part.shape for part in metrics.class_means(H, y)] == [(2, 5, 3, 4), (2, 5, 4)]
+    alone = [[every(H[i, j], y, W[i, j], b[i, j]) for j in range(5)] for i in range(2)]
+    for name, together in every(H, y, W, b).items():
+        expected = [[run[name] for run in row] for row in alone]
+        np.testing.assert_allclose(together, expected, rtol=1e-10, err_msg=name)
 
 
 # Zero on collapse, and only there -------------------------------------------------------------------------------------
@@ -331,20 +329,17 @@ def test_what_has_no_direction_is_nan():
 def test_measures_see_neither_rotation_nor_scale_nor_order(seed, exponent):
     (H, y), scale, turn = cloud(seed), 10**exponent, rotation(seed, 4)
     rng = np.random.default_rng(seed)
-    order, W = torch.from_numpy(rng.permutation(len(y))), torch.from_numpy(rng.standard_normal((3, 4)))
+    order, W, b = rng.permutation(len(y)), torch.from_numpy(rng.standard_normal((3, 4))), torch.zeros(3)
     turned, labels = scale * (H @ turn)[order], 2 - y[order]  # classes in another order, too
-    M, turned_M = metrics.class_means(H, y)[0], metrics.class_means(turned, labels)[0].flip(0)
-    same = partial(pytest.approx, rel=1e-8)
-    for measure in (metrics.relative_spread, metrics.directional_spread):
-        assert measure(turned, labels) == same(measure(H, y))
-    assert metrics.nc1(turned + scale, labels).item() == same(metrics.nc1(H, y).item())
-    for measure in (metrics.nc2_etf, metrics.nc2_of, metrics.condition_number, metrics.numerical_rank):
-        assert measure(turned_M).item() == same(measure(M).item())
-    assert metrics.equiangularity(turned_M) == same(metrics.equiangularity(M))
-    assert metrics.nc3(W @ turn, turned_M).item() == same(metrics.nc3(W, M).item())
-    assert metrics.nc4(turned, W @ turn, None, turned_M) == metrics.nc4(H, W, None, M)
-    moved = metrics.memorization(turned, y[order], turned_M).item()
-    assert moved == same(scale * metrics.memorization(H, y, M).item())
+    found, expected = every(turned, labels, (W @ turn).flip(0), b), every(H, y, W, b)
+    expected["memorization"] *= scale
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(
+        {name: value.item() for name, value in expected.items()}, rel=1e-8
+    )
+    for measure in (metrics.nc1, metrics.trace_ratio, metrics.cdnv):
+        assert measure(turned + scale, labels).item() == pytest.approx(measure(H, y).item(), rel=1e-8)
+    M, turned_M = metrics.class_means(H, y)[0], metrics.class_means(turned, labels)[0]
+    assert metrics.equiangularity(turned_M) == pytest.approx(metrics.equiangularity(M), rel=1e-8)
 
 
 def test_results_follow_the_dtype():
@@ -583,35 +578,35 @@ def test_what_does_not_fit_is_refused(call, named):
         call()
 
 
+identity, wide = nn.Sequential(nn.Identity()), torch.ones(4, 9000)
+
+
 @pytest.mark.parametrize(
     "options, named",
     [
-        (
-            {"layers": "hiden"},
-            "module = 'hiden': one of 'conv', 'norm', 'hidden', .*'penultimate' is needed; did you mean 'hidden'",
-        ),
+        ({"layers": "hiden"}, "module = 'hiden': .*'penultimate' is needed; did you mean 'hidden'"),
+        ({"layers": nn.Linear(2, 2)}, "module = 'unknown Linear'"),
         ({"layers": "unused"}, "'unused' does not run"),
         ({"head": "act"}, "head 'act'"),
         ({"reduce": "max"}, "reduce = 'max'"),
+        ({"centre": "class"}, "centre = 'class'"),
         ({"K": 1}, "K = 1"),
         ({"K": 4}, "class 3 has no sample"),
         ({"K": 4, "nc4": True}, "nc4"),
         ({"layers": "conv", "nc4": True}, "nc4"),
-        ({"loader": []}, "no batch"),
+        ({"loader": []}, "^the loader has no batch"),
+        ({"test_loader": []}, "test_loader: the loader has no batch"),
+        ({"test_loader": [(images(2)[0], y[:2])]}, "test_loader: class 2 has no sample"),
         ({"loader": [*batches(), (images()[0] * float("nan"), images()[1])]}, "'penultimate', batch 6: H has 200"),
+        ({"loader": [(images(4)[0], ["cat"] * 4)]}, r"words: give their numbers 0..K-1, as \[names.index"),
+        ({"loader": [(images(4)[0], torch.eye(3)[y])]}, "torch.float32; labels are integers"),
+        ({"loader": [(images(4)[0], torch.zeros(4, 2).long())]}, r"shape \(4, 2\); one label for each of 4 samples"),
+        ({"loader": [(images(4)[0], y + 2)]}, "labels 2 to 3; they are 0..2"),
+        ({"model": identity, "loader": [(wide, y)]}, "name the head"),
+        ({"model": identity, "loader": [(wide, y)], "layers": "0", "K": 2}, "'0'.* reduce"),
+        ({"model": identity, "loader": [(wide[:, 0], y)], "layers": "0", "K": 2}, "'0'"),
     ],
 )
 def test_what_cannot_be_measured_of_a_model_is_said(network, options, named):
     with pytest.raises(ValueError, match=named):
-        metrics.measure(network, **{"loader": batches(), **options})
-
-
-def test_a_model_without_linear_layer_and_features_of_no_use_are_named():
-    identity, x = nn.Sequential(nn.Identity()), torch.ones(4, 9000)
-    for features, options, named in (
-        (x, {}, "name the head"),
-        (x, {"K": 2}, "'0'.* reduce"),
-        (x[:, 0], {"K": 2}, "'0'"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            metrics.measure(identity, [(features, y)], "0" if options else None, **options)
+        metrics.measure(**{"model": network, "loader": batches(), **options})
