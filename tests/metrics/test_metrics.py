@@ -30,16 +30,13 @@ def rotation(seed, d):
     return torch.from_numpy(np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))[0])
 
 
-def means_by_hand(rows, labels):
-    means = []
-    for k in range(max(labels) + 1):
-        own = [row for row, label in zip(rows, labels, strict=True) if label == k]
-        means.append([sum(column) / len(own) for column in zip(*own, strict=True)])
-    return means
+def means_by_hand(H, y):
+    H, y = H.numpy(), y.numpy()
+    return np.array([sum(H[y == k]) / sum(y == k) for k in range(max(y) + 1)])
 
 
 def cosine(a, b):
-    return sum(p * q for p, q in zip(a, b, strict=True)) / hypot(*a) / hypot(*b)
+    return sum(a * b) / hypot(*a) / hypot(*b)
 
 
 # Against loops --------------------------------------------------------------------------------------------------------
@@ -50,28 +47,25 @@ def cosine(a, b):
 def test_class_means_are_means(seed, K, d):
     H, y = cloud(seed, K=K, d=d)
     means, global_mean = metrics.class_means(H, y)
-    np.testing.assert_allclose(means.numpy(), means_by_hand(H.tolist(), y.tolist()), atol=1e-13)
-    np.testing.assert_allclose(global_mean.numpy(), [sum(c) / len(c) for c in H.T.tolist()], atol=1e-13)
+    np.testing.assert_allclose(means, means_by_hand(H, y), atol=1e-13)
+    np.testing.assert_allclose(global_mean, sum(H.numpy()) / len(H), atol=1e-13)
 
 
 @quick
 @given(seeds)
 def test_relative_spread_is_distance_to_the_mean_over_length_of_the_mean(seed):
     H, y = cloud(seed)
-    means, within, size = means_by_hand(H.tolist(), y.tolist()), 0.0, 0.0
-    for row, k in zip(H.tolist(), y.tolist(), strict=True):
-        within += sum((a - b) ** 2 for a, b in zip(row, means[k], strict=True))
-        size += sum(b**2 for b in means[k])
-    assert metrics.relative_spread(H, y) == pytest.approx(sqrt(within / size), rel=1e-12)
+    means = means_by_hand(H, y)[y]
+    expected = sqrt(((H.numpy() - means) ** 2).sum() / (means**2).sum())
+    assert metrics.relative_spread(H, y) == pytest.approx(expected, rel=1e-12)
 
 
 @quick
 @given(seeds)
 def test_directional_spread_is_the_root_mean_square_angle_to_the_mean_direction(seed):
     H, y = cloud(seed)
-    directions = [[entry / hypot(*row) for entry in row] for row in H.tolist()]
-    means = means_by_hand(directions, y.tolist())
-    angles = [acos(min(1.0, cosine(row, means[k]))) for row, k in zip(H.tolist(), y.tolist(), strict=True)]
+    means = means_by_hand(H / H.norm(dim=1, keepdim=True), y)[y]
+    angles = [acos(min(1.0, cosine(row, mean))) for row, mean in zip(H.numpy(), means, strict=True)]
     expected = sqrt(sum(angle**2 for angle in angles) / len(angles))
     assert metrics.directional_spread(H, y) == pytest.approx(expected, abs=1e-7)
 
@@ -103,15 +97,10 @@ def test_squared_singular_values_are_those_of_the_covariance_and_the_norm_of_the
 
 def nc1_by_hand(H, y):
     """The definition, term by term; samples, not classes, make the global mean."""
-    H, y = H.numpy(), y.numpy()
-    K, d = y.max() + 1, H.shape[1]
-    within, between = np.zeros((d, d)), np.zeros((d, d))
-    for k in range(K):
-        mean = H[y == k].mean(0)
-        for row in H[y == k]:
-            within += np.outer(row - mean, row - mean) / len(H)
-        between += np.outer(mean - H.mean(0), mean - H.mean(0)) / K
-    return np.trace(within @ np.linalg.pinv(between, rcond=1e-10)) / K
+    means, H = means_by_hand(H, y), H.numpy()
+    within = sum(np.outer(row - mean, row - mean) for row, mean in zip(H, means[y], strict=True)) / len(H)
+    between = sum(np.outer(mean - H.mean(0), mean - H.mean(0)) for mean in means) / len(means)
+    return np.trace(within @ np.linalg.pinv(between, rcond=1e-10)) / len(means)
 
 
 @quick
@@ -126,7 +115,7 @@ def test_nc1_is_the_trace_of_within_times_the_pseudo_inverse_of_between(seed, K,
 
 
 def gram_by_hand(means):
-    gram = np.array([[sum(p * q for p, q in zip(a, b, strict=True)) for b in means] for a in means])
+    gram = np.array([[sum(a * b) for b in means] for a in means])
     return gram / sqrt((gram**2).sum())
 
 
@@ -151,10 +140,9 @@ def test_nc4_counts_samples_whose_largest_score_is_not_that_of_the_nearest_mean(
     rng = np.random.default_rng(seed)
     W, b = torch.from_numpy(rng.standard_normal((3, 4))), torch.from_numpy(rng.standard_normal(3))
     means, wrong = metrics.class_means(H, y)[0], 0
-    for row in H.tolist():
-        scores = [sum(p * q for p, q in zip(w, row, strict=True)) for w in W.tolist()]
-        scores = [score + biased * bias for score, bias in zip(scores, b.tolist(), strict=True)]
-        distances = [hypot(*(p - q for p, q in zip(row, mean, strict=True))) for mean in means.tolist()]
+    for row in H.numpy():
+        scores = [sum(w * row) + biased * bias for w, bias in zip(W.numpy(), b.numpy(), strict=True)]
+        distances = [hypot(*(row - mean)) for mean in means.numpy()]
         wrong += scores.index(max(scores)) != distances.index(min(distances))
     assert metrics.nc4(H, W, b if biased else None, means).item() == pytest.approx(wrong / 20, abs=1e-15)
 
@@ -164,8 +152,7 @@ def test_nc4_counts_samples_whose_largest_score_is_not_that_of_the_nearest_mean(
 def test_memorization_is_the_sum_of_distances_to_the_test_mean_of_the_true_class(seed):
     H, y = cloud(seed)
     test_means = torch.from_numpy(np.random.default_rng(seed).standard_normal((3, 4)))
-    rows = zip(H.tolist(), y.tolist(), strict=True)
-    expected = sum(hypot(*(a - b for a, b in zip(row, test_means[k].tolist(), strict=True))) for row, k in rows)
+    expected = sum(hypot(*(row - mean)) for row, mean in zip(H.numpy(), test_means[y].numpy(), strict=True))
     assert metrics.memorization(H, y, test_means).item() == pytest.approx(expected, rel=1e-12)
     assert metrics.memorization(H[:0], y[:0], test_means) == 0
 
