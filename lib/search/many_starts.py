@@ -16,15 +16,10 @@ from lib.search.rows import split
 
 
 class Minima(NamedTuple):
-    """Where the starts ended.
-
-    `values` (starts,), `parameters`, each with a leading (starts,), and the largest entry of the `gradient`, without
-    those that press a parameter against its lower bound.
-    """
+    """Where the starts ended: `values` (starts,) and `parameters`, each with a leading (starts,)."""
 
     values: Tensor
     parameters: list[Tensor]
-    gradient: float
 
 
 def multistart(
@@ -58,7 +53,7 @@ def multistart(
     Raises
     ------
     ValueError
-        If `starts` is not positive, or `lower` has not one finite number or `None` per parameter.
+        If `starts` is not positive, or `lower` has not one entry per parameter.
 
     Examples
     --------
@@ -71,8 +66,6 @@ def multistart(
     """
     positive_integers(starts=starts)
     lower = [None] * len(shapes) if lower is None else list(lower)
-    if len(lower) != len(shapes) or not all(bound is None or np.isfinite(bound) for bound in lower):
-        raise ValueError(f"lower = {lower}: a finite number or None for each of {len(shapes)} parameters is needed")
     floor = np.concatenate([np.full(np.prod(s, dtype=int), -np.inf if b is None else b)
                             for s, b in zip(shapes, lower, strict=True)])  # fmt: skip
     bounded = np.isfinite(floor)
@@ -92,5 +85,4 @@ def multistart(
         bounds = Bounds(np.tile(floor, starts)) if bounded.any() else None
         found = minimize(total, z.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     parameters = split(torch.from_numpy(found.x).view(starts, -1), shapes)
-    pressed = (found.x <= np.tile(floor, starts)) & (found.jac > 0)
-    return Minima(batched(*parameters), parameters, float(np.abs(np.where(pressed, 0.0, found.jac)).max()))
+    return Minima(batched(*parameters), parameters)
