@@ -88,18 +88,15 @@ def _offer(found: Solution, before: Solution | None, folder: Path) -> None:
         print("not lower: nothing is stored")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0, 1 for a file that fails, 2 for wrong arguments."""
+def main(arguments: list[str] | None = None) -> None:
+    """Ends with the exit status: 0, 1 for a file that fails, 2 for wrong arguments."""
     torch.set_num_threads(1)  # the matrices are tiny
     try:
         app(arguments)
     except ValueError as error:
         print(f"error: {error}")
-        return 2
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+        sys.exit(2)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

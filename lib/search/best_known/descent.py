@@ -68,9 +68,8 @@ def relu_around(slopes: Sequence[Tensor], eps: float) -> Callable[[int, Tensor],
 
 def _descend(x, factors_of, gradient_of, lam, loss, rounds, iterations, tolerance):
     """:func:`descend` for parameters x (runs, P), factors_of(x), and gradient_of(gradients of the factors)."""
-    lam = torch.as_tensor(lam, dtype=torch.float64).expand(len(x))
-    if not bool((lam > 0).all() and lam.isfinite().all()):
-        raise ValueError(f"lam has entries from {lam.min()} to {lam.max()}: positive numbers are needed")
+    (decays,) = checks.each(len(x), lam=lam)
+    lam = torch.tensor(decays, dtype=torch.float64)
 
     def risk(x, lam, relu):
         factors = factors_of(x)
@@ -143,7 +142,6 @@ def search(
     d = K + 5 if d is None else d
     checks.positive_integers(d=d, runs=runs, descents=descents)
     checks.one_of(LOSSES, loss=loss)
-    checks.positive(lam=lam)
     d = max([d, *(max(W.shape[1] for W in factors[1:]) for factors in known)])
     rng, first = np.random.default_rng(seed), itemgetter(0)
     best, effort = (math.inf, [], ""), []  # value, factors and name of the lowest; descents so far and its value
