@@ -166,8 +166,7 @@ def minimise(
     Raises
     ------
     ValueError
-        Unless the starts have n columns for each of the K rows of the last weights and there are L + 1 positive decays;
-        with `signs`, unless there are n of them for each column.
+        Unless the starts have n columns for each of the K rows of the last weights and there are L + 1 positive decays.
 
     Examples
     --------
@@ -178,8 +177,6 @@ def minimise(
     [0.18, 0.18, 0.18, 0.18]
     """
     K = factors[-1].shape[-2]
-    if signs is not None and signs.shape != (factors[0].shape[-1] * n,):
-        raise ValueError(f"signs has shape {tuple(signs.shape)}: {n} for each column of the features are needed")
     check(factors[0], factors[1:], labels(K, n if signs is None else 1), lam)
     Y, shapes = one_hot(labels(K, n), K), [q.shape[1:] for q in factors]
 
