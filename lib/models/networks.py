@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +68,7 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
     >>> model.fc
     Linear(in_features=64, out_features=10, bias=True)
     """
-    checks.integers(2, K=K)
-    checks.positive_integers(channels=channels)
-    _check_width(width, 64)
+    _check(K, channels, width, 64)
     with _seeded(seed):
         return _ResNet(K, channels, width, bias)
 
@@ -79,11 +78,9 @@ class _MLP(nn.Module):
 
     def __init__(self, sizes: list[int], K: int):
         super().__init__()
-        layers = [
-            nn.Sequential(nn.Linear(incoming, outgoing), nn.BatchNorm1d(outgoing), nn.ReLU())
-            for incoming, outgoing in zip(sizes, sizes[1:], strict=False)
-        ]
-        self.hidden = nn.Sequential(*layers)
+        self.hidden = nn.Sequential()
+        for incoming, outgoing in pairwise(sizes):
+            self.hidden.append(nn.Sequential(nn.Linear(incoming, outgoing), nn.BatchNorm1d(outgoing), nn.ReLU()))
         self.fc = nn.Linear(sizes[-1], K)
 
     def features(self, x: Tensor) -> Tensor:
@@ -189,9 +186,7 @@ def vgg13(K: int, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Mo
     >>> model.fc
     Linear(in_features=32, out_features=10, bias=True)
     """
-    checks.integers(2, K=K)
-    checks.positive_integers(channels=channels)
-    _check_width(width, 64)
+    _check(K, channels, width, 64)
     widths = [round(planes * width) for planes in (64, 128, 256, 512, 512)]
     with _seeded(seed):
         return _VGG(widths, K, channels)
@@ -208,7 +203,9 @@ def _seeded(seed: int):
         yield
 
 
-def _check_width(width: float, maps: int) -> None:
+def _check(K: int, channels: int, width: float, maps: int) -> None:
+    checks.integers(2, K=K)
+    checks.positive_integers(channels=channels)
     if not 1 / maps <= width < float("inf"):
         raise ValueError(f"width = {width!r}: at least 1/{maps} is needed, which is one feature map in the first block")
 
@@ -245,8 +242,7 @@ class ResNet20(nn.Module):
             incoming = outgoing
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         sizes = [incoming, *[head_width] * (head_layers - 1), K]
-        self.head = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False))
-        self.relu = nn.ReLU()
+        self.head = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes))
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
@@ -260,7 +256,7 @@ class ResNet20(nn.Module):
         """The features, and what each layer of the head makes of them; the scores are the last."""
         found = [self.features(x)]
         for position, W in enumerate(self.head):
-            found.append(W(self.relu(found[-1]) if position else found[-1]))
+            found.append(W(torch.relu(found[-1]) if position else found[-1]))
         return found
 
     def forward(self, x: Tensor) -> Tensor:
@@ -311,8 +307,7 @@ def resnet20(
     >>> [tuple(W.weight.shape) for W in model.head]
     [(32, 64), (32, 32), (10, 32)]
     """
-    checks.integers(2, K=K)
-    checks.positive_integers(channels=channels, head_layers=head_layers, head_width=head_width)
-    _check_width(width, 16)
+    _check(K, channels, width, 16)
+    checks.positive_integers(head_layers=head_layers, head_width=head_width)
     with _seeded(seed):
         return ResNet20(K, channels, [round(maps * width) for maps in (16, 32, 64)], head_layers, head_width)
