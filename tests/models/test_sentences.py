@@ -12,7 +12,7 @@ from scipy import stats
 
 from lib.data.sentences import sentence_task
 from lib.models import sentences
-from lib.models.sentences import SentenceSet, empirical_risk, layer_norm, scores
+from lib.models.sentences import SentenceSet, empirical_risk, scores
 
 quick = settings(max_examples=25, deadline=None)
 networks = st.sampled_from([False, True])
@@ -55,44 +55,7 @@ def squares(tensor):
     return sum(entry**2 for entry in tensor.flatten().tolist())
 
 
-# LayerNorm ------------------------------------------------------------------------------------------------------------
-
-vectors = st.lists(st.floats(-100, 100), min_size=2, max_size=8).filter(lambda v: max(v) - min(v) > 1e-3)
-
-
-@quick
-@given(vectors)
-def test_normalised_vectors_have_mean_zero_and_norm_root_d(v):
-    phi = layer_norm(torch.tensor(v, dtype=torch.float64))
-    assert abs(phi.mean()) < 1e-9 and phi.norm().item() == pytest.approx(sqrt(len(v)), rel=1e-12)
-
-
-@quick
-@given(vectors, st.floats(-8, 8), st.floats(-100, 100))
-def test_layer_norm_forgets_scale_and_shift(v, exponent, shift):
-    v = torch.tensor(v, dtype=torch.float64)
-    torch.testing.assert_close(layer_norm(10**exponent * v), layer_norm(v), atol=1e-9, rtol=0)
-    torch.testing.assert_close(layer_norm(v + shift), layer_norm(v), atol=1e-8, rtol=0)
-    torch.testing.assert_close(layer_norm(-v), -layer_norm(v))
-
-
-# Scores ---------------------------------------------------------------------------------------------------------------
-
-
-@quick
-@given(problems(), networks)
-def test_scores_are_those_of_the_paper(problem, normalize):
-    W, U, x, _ = problem
-    expected = scores_by_hand(W, U, x, normalize)
-    np.testing.assert_allclose(scores(W, U, x, normalize).numpy(), expected, atol=1e-11)
-
-
-@quick
-@given(problems(), st.floats(0.01, 100))
-def test_h_star_does_not_see_the_length_of_embeddings_and_h_is_linear_in_it(problem, factor):
-    W, U, x, _ = problem
-    torch.testing.assert_close(scores(factor * W, U, x, True), scores(W, U, x, True), atol=1e-9, rtol=0)
-    torch.testing.assert_close(scores(factor * W, U, x), factor * scores(W, U, x))
+# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 def test_sizes_that_do_not_fit_are_refused():
@@ -214,21 +177,17 @@ def test_accuracy_counts_sentences_whose_own_score_is_highest(problem, normalize
 # Starts ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-3])
-def test_starts_are_normal_embeddings_and_uniform_linear_weights(scale):
-    W, U = sentences.initial_weights(200, 20, 5, 50, seed=0, scale=scale)
+def test_starts_are_normal_embeddings_and_uniform_linear_weights_times_the_scale():
+    W, U = sentences.initial_weights(200, 20, 5, 50, seed=0, scale=1.0)
     assert W.shape == (200, 50) and U.shape == (20, 5, 50) and W.dtype == U.dtype == torch.float32
-    width = scale / sqrt(5 * 50)
-    assert stats.kstest(U.flatten() / width, stats.uniform(-1, 2).cdf).pvalue > 1e-3
-    assert stats.kstest(W.flatten() / scale, "norm").pvalue > 1e-3
+    assert stats.kstest(U.flatten() * sqrt(5 * 50), stats.uniform(-1, 2).cdf).pvalue > 1e-3
+    assert stats.kstest(W.flatten(), "norm").pvalue > 1e-3
+    W_scaled, U_scaled = sentences.initial_weights(200, 20, 5, 50, seed=0, scale=1e-3)
+    assert torch.equal(W_scaled, 1e-3 * W) and torch.equal(U_scaled, 1e-3 * U)
 
 
-@quick
-@given(st.integers(0, 2**31), st.floats(1e-4, 10))
-def test_starts_depend_on_the_seed_alone_and_scale_with_the_scale(seed, scale):
+def test_starts_depend_on_the_seed_alone():
     before = torch.get_rng_state()
-    W, U = sentences.initial_weights(4, 3, 2, 5, seed, 1.0)
-    W_scaled, U_scaled = sentences.initial_weights(4, 3, 2, 5, seed, scale)
-    assert torch.equal(W_scaled, scale * W) and torch.equal(U_scaled, scale * U)
-    assert not torch.equal(W, sentences.initial_weights(4, 3, 2, 5, seed + 1, 1.0)[0])
+    first, again, other = (sentences.initial_weights(4, 3, 2, 5, seed, 1.0) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) and not torch.equal(a, c) for a, b, c in zip(first, again, other, strict=True))
     assert torch.equal(before, torch.get_rng_state())
