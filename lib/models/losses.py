@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -44,21 +42,6 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
     _check(scores, y)
     targets = torch.zeros_like(scores).scatter_(1, y[:, None], 1)
     return F.mse_loss(scores, targets, reduction="sum") / (2 * len(y))
-
-
-def one_hot_error(scores: Tensor, y: Tensor) -> Tensor:
-    r"""Squared error averaged over outputs as well, :math:`\frac{1}{NK} \sum_{i=1}^N \|s_i - e_{y_i}\|^2`.
-
-    It is PyTorch's `MSELoss` against the one-hot labels, and :math:`2/K` times :func:`squared_error`, whose arguments,
-    result and errors it shares. Source: Nguyen et al. (2023), their published code.
-
-    >>> scores, y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1])
-    >>> round(one_hot_error(scores, y).item(), 4)
-    0.1667
-    >>> round(F.mse_loss(scores, F.one_hot(y, 3).float()).item(), 4)
-    0.1667
-    """
-    return squared_error(scores, y) * (2 / scores.shape[-1])
 
 
 def label_smoothing(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
@@ -104,62 +87,6 @@ def label_smoothing(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
     _check(scores, y)
     checks.shares(alpha=alpha)
     return F.cross_entropy(scores, y, label_smoothing=alpha)
-
-
-def label_relaxation(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
-    r"""Nothing where the label has probability :math:`1 - \alpha` or more, else the distance to the nearest that does.
-
-    .. math::
-
-       \frac1N \sum_{i=1}^N \begin{cases} 0, & p_{i y_i} \ge 1 - \alpha, \\
-       D_{KL}(p_i^r \,\|\, p_i) = (1 - \alpha) \log \dfrac{1 - \alpha}{p_{i y_i}}
-       + \alpha \log \dfrac{\alpha}{1 - p_{i y_i}}, & \text{else,} \end{cases}
-
-    where :math:`p_i = \mathrm{softmax}(s_i)`, and :math:`p_i^r` gives :math:`1 - \alpha` to the label and divides
-    :math:`\alpha` among the other classes as :math:`p_i` does. In the second case the gradient with respect to
-    :math:`s_i` is :math:`p_i - p_i^r`, whether or not :math:`p_i^r` is held fixed. Probabilities are never formed, so
-    that scores of any size give finite values.
-
-    Source: Lienen & Hüllermeier (2021), From label smoothing to label relaxation.
-
-    Parameters
-    ----------
-    scores
-        `(N, K)` with K >= 2, before the softmax.
-    y
-        Labels `(N,)`, `0..K-1`.
-    alpha
-        In `(0, 1)`.
-
-    Returns
-    -------
-    Tensor
-        A scalar in nats that follows the dtype of `scores`.
-
-    Raises
-    ------
-    ValueError
-        For an `alpha` out of its range, for one class, and as :func:`squared_error`.
-
-    Examples
-    --------
-    >>> y = torch.tensor([0])
-    >>> label_relaxation(torch.tensor([[3.0, 0.0]]), y, alpha=0.1).item()  # p = 0.95
-    0.0
-    >>> round(label_relaxation(torch.tensor([[0.0, 0.0]]), y, alpha=0.1).item(), 4)  # p = 0.5
-    0.3681
-    """
-    _check(scores, y)
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha = {alpha!r}: a number strictly between 0 and 1 is needed")
-    if scores.shape[1] < 2:
-        raise ValueError(f"scores {tuple(scores.shape)}: label relaxation needs at least 2 classes")
-    total = scores.logsumexp(1)
-    label = scores.gather(1, y[:, None])[:, 0] - total
-    others = scores.scatter(1, y[:, None], -math.inf).logsumexp(1) - total
-    kept, given = math.log1p(-alpha), math.log(alpha)
-    divergence = (1 - alpha) * (kept - label) + alpha * (given - others)
-    return torch.where(label >= kept, torch.zeros_like(divergence), divergence).mean()
 
 
 def _check(scores: Tensor, y: Tensor) -> None:

@@ -138,8 +138,19 @@ def train_together(
         Observed labels `(R, N)`, or `(N,)` for all runs.
     losses
         For each run one of `("ce", 0)`, cross-entropy; `("ls", alpha)`, :func:`lib.models.losses.label_smoothing`;
-        `("lr", alpha)`, :func:`lib.models.losses.label_relaxation`; `("mse", 0)`,
-        :func:`lib.models.losses.one_hot_error`.
+        `("lr", alpha)`, label relaxation; `("mse", 0)`, :func:`lib.models.losses.squared_error` times :math:`2/K`,
+        which averages over the outputs as well. With :math:`p_i` the softmax of the scores, label relaxation is
+
+        .. math::
+
+           \begin{cases} 0, & p_{i y_i} \ge 1 - \alpha, \\
+           D_{KL}(p_i^r \,\|\, p_i) = (1 - \alpha) \log \dfrac{1 - \alpha}{p_{i y_i}}
+           + \alpha \log \dfrac{\alpha}{1 - p_{i y_i}}, & \text{else,} \end{cases}
+
+        where :math:`p_i^r` gives :math:`1 - \alpha` to the label and divides :math:`\alpha` among the other classes as
+        :math:`p_i` does: no other distribution that is as sure of the label is nearer. In the second case the gradient
+        with respect to the scores is :math:`p_i - p_i^r`, whether or not :math:`p_i^r` is held fixed. Source: Lienen &
+        Hüllermeier (2021), From label smoothing to label relaxation.
     sgd
         The settings, the same for all runs.
     seeds

@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 from paper_card import Waits
+from torch.nn import functional as F
 
-from lib.models.losses import label_relaxation, label_smoothing, one_hot_error
+from lib.models.losses import label_smoothing
 from lib.models.networks import mlp
 from lib.training import sgd as book
 from lib.training.perceptrons import classify, features, initialise, stack, train_together
@@ -17,10 +18,26 @@ R = len(LOSSES)
 SETTINGS = SGD(3, 0.1, weight_decay=1e-3, nesterov=True, batch_size=16)
 
 
+def nearest(p, label, alpha):
+    """The distribution with at least 1 - alpha on the label that is nearest to p, from its description."""
+    if p[label] >= 1 - alpha:
+        return p
+    q = alpha * p / (1 - p[label])
+    q[label] = 1 - alpha
+    return q
+
+
+def relaxation(scores, y, alpha):
+    """The mean divergence from the nearest distributions, which move with the scores."""
+    p = scores.softmax(1)
+    targets = torch.stack([nearest(row, label, alpha) for row, label in zip(p, y.tolist(), strict=True)])
+    return F.kl_div(p.log(), targets, reduction="batchmean")
+
+
 def loss(name, alpha):
     if name == "mse":
-        return one_hot_error
-    function = label_relaxation if name == "lr" else label_smoothing
+        return lambda s, y: F.mse_loss(s, F.one_hot(y, K).to(s))
+    function = relaxation if name == "lr" else label_smoothing
     return lambda s, y: function(s, y, alpha)
 
 
@@ -82,6 +99,19 @@ def test_runs_trained_together_end_where_each_ends_alone(dtype, depth, sgd, tole
         found = torch.stack([part[run] for part in history])
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     assert largest_difference(weights, separate) < tolerance
+
+
+def test_no_distribution_that_is_sure_enough_is_nearer_than_the_one_of_label_relaxation():
+    random = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        p, label = (3 * torch.randn(K, dtype=torch.float64, generator=random)).softmax(0), 1
+        alpha, share, *others = torch.rand(2 + K, dtype=torch.float64, generator=random)
+        q = torch.stack(others)
+        q[label] = 0
+        q *= alpha * share / q.sum()
+        q[label] = 1 - alpha * share
+        least, other = (F.kl_div(p.log(), target, reduction="sum") for target in (nearest(p, label, alpha), q))
+        assert other >= least - 1e-12
 
 
 def test_a_run_is_the_books_training_loop_with_the_same_seed():
