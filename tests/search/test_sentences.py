@@ -55,34 +55,27 @@ def rosenbrock(z):
 
 
 @quick
-@given(seeds, st.integers(1, 120))
-def test_value_and_gradient_norm_are_those_of_the_weights_it_ends_with(seed, budget):
-    """A line search may end at an earlier point than the last it looked at."""
-    z = 2 * normal(seed, 6)
-    record = lbfgs(rosenbrock, [z], tolerance=1e-8, max_evaluations=budget)
-    here = z.clone().requires_grad_()
-    value = rosenbrock(here)
-    (gradient,) = torch.autograd.grad(value, here)
-    assert record.gradient_norm == pytest.approx(gradient.norm().item(), rel=1e-9, abs=1e-15)
-    assert record.converged == (gradient.norm().item() < 1e-8)
-    assert record.value == pytest.approx(value.item(), rel=1e-12, abs=1e-20)
-
-
-@quick
 @given(seeds, st.integers(1, 200))
-def test_lbfgs_counts_every_evaluation_and_keeps_to_its_budget(seed, budget):
-    values = []
+def test_lbfgs_keeps_to_its_budget_and_tells_of_every_evaluation_and_of_the_point_it_ends_at(seed, budget):
+    """A line search may end at an earlier point than the last it looked at."""
+    z, values = 2 * normal(seed, 6), []
 
     def loss(z):
         value = rosenbrock(z)
         values.append(value.item())
         return value
 
-    record = lbfgs(loss, [2 * normal(seed, 6)], 1e-14, budget)
+    record = lbfgs(loss, [z], 1e-10, budget)
     assert record.values == values
     assert len(record.seconds) == len(values) and record.seconds == sorted(record.seconds)
     assert len(values) < budget + 30  # the round of 25 under way is finished
-    assert record.converged or len(values) >= budget or record.gradient_norm < 1e-6  # or rounding is reached
+    here = z.clone().requires_grad_()
+    value = rosenbrock(here)
+    gradient = torch.autograd.grad(value, here)[0].norm().item()
+    assert record.gradient_norm == pytest.approx(gradient, rel=1e-9, abs=1e-15)
+    assert record.value == pytest.approx(value.item(), rel=1e-12, abs=1e-20)
+    assert record.converged == (gradient < 1e-10)
+    assert record.converged or len(values) >= budget or gradient < 1e-6  # or rounding is reached
 
 
 @quick
@@ -148,16 +141,6 @@ def test_rows_of_any_length_are_taken_to_their_minimum(length):
     V = length * normal(0, 3, 4)
     record = lbfgs(energy_of_directions(A), [V], tolerance=1e-5, max_evaluations=1000, scale_invariant=[0])
     assert record.converged and record.value == pytest.approx(3.0, abs=1e-9)
-
-
-def test_without_the_criterion_long_rows_pass_for_critical():
-    A = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
-    start = 1e9 * normal(0, 3, 4)
-    naive, careful = (
-        lbfgs(energy_of_directions(A), [start.clone()], 1e-5, 1, scale_invariant=invariant) for invariant in ([], [0])
-    )
-    assert naive.converged and naive.value > 3.1
-    assert not careful.converged or careful.value == pytest.approx(3.0, abs=1e-9)
 
 
 # Whole fits -----------------------------------------------------------------------------------------------------------
