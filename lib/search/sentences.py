@@ -88,7 +88,6 @@ def lbfgs(
             squares += (parameter.grad * length).square().sum().item()
         return squares**0.5
 
-    @torch.enable_grad()
     def closure() -> Tensor:
         optimiser.zero_grad()
         value = loss(*parameters)
@@ -109,8 +108,6 @@ def lbfgs(
             record.converged = record.gradient_norm < tolerance
         if stuck:
             break
-    for parameter in parameters:
-        parameter.requires_grad_(False)
     return record
 
 

@@ -95,16 +95,15 @@ def _descend(x, factors_of, gradient_of, lam, loss, rounds, iterations, toleranc
     return best, best_value
 
 
-def symmetric_search(K: int, L: int, lam: float, loss: str = "ce", runs: int = 12, seed: int = 0) -> float:
-    r"""The lowest loss among the solutions that treat all classes alike, by a search over their few numbers.
+def symmetric_search(K: int, L: int, lam: float, runs: int = 12, seed: int = 0) -> float:
+    r"""The lowest cross-entropy among the solutions that treat all classes alike, by a search over their few numbers.
 
     The family: one unit per class in every level, and every factor :math:`a_l I_K + b_l 11^\top/K`; these are the
     matrices that commute with every renaming of the classes. It contains orthogonal frames, simplices (where no ReLU
-    follows), and levels with Gram matrices :math:`u I + v 11^\top`. ValueError for K < 2, L < 1, a decay that is not
-    positive, an unknown loss.
+    follows), and levels with Gram matrices :math:`u I + v 11^\top`. ValueError for K < 2, L < 1 and a decay that is not
+    positive.
     """
     check_sizes(K, L)
-    checks.one_of(LOSSES, loss=loss)
     rng = np.random.default_rng(seed)
     one, mean = torch.eye(K, dtype=torch.float64), torch.full((K, K), 1 / K, dtype=torch.float64)
     x = torch.from_numpy(rng.uniform(-1.5, 1.5, (runs, 2 * (L + 1))))
@@ -116,7 +115,7 @@ def symmetric_search(K: int, L: int, lam: float, loss: str = "ce", runs: int = 1
     def gradient_of(gradients):
         return torch.stack([(g * part).sum((-2, -1)) for g in gradients for part in (one, mean)], 1)
 
-    return _descend(x, factors_of, gradient_of, lam, loss, ROUNDS, 80, 1e-10)[1].min().item()
+    return _descend(x, factors_of, gradient_of, lam, "ce", ROUNDS, 80, 1e-10)[1].min().item()
 
 
 def search(
@@ -201,7 +200,7 @@ def merged(factors: Sequence[Tensor], tolerance: float = 1e-5) -> list[Tensor]:
     (cosine above 1 - tolerance) are one unit of the same incoming norm. For exact multiples the scores stay and the
     norms do not grow.
     """
-    before, factors = factors, [q.clone() for q in factors]
+    before, factors = list(factors), list(factors)
     U, s, V = torch.linalg.svd(factors[1] @ factors[0], full_matrices=False)
     rank = max(int((s > 1e-7 * s[0]).sum()), 1)
     factors[0], factors[1] = s[:rank].sqrt()[:, None] * V[:rank], U[:, :rank] * s[:rank].sqrt()
@@ -209,7 +208,7 @@ def merged(factors: Sequence[Tensor], tolerance: float = 1e-5) -> list[Tensor]:
     for i in range(1, len(factors) - 1):
         X = factors[i] @ A
         if not X.max() > 0:
-            return [q.clone() for q in before]  # no unit fires, as in the zero solution
+            return before  # no unit fires, as in the zero solution
         alive = (X.amax(1) > 1e-7 * X.max()).nonzero().squeeze(1).tolist()
         unit = X / X.norm(dim=1, keepdim=True).clamp(min=1e-300)
         groups = []
