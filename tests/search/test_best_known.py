@@ -24,9 +24,9 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def random_factors(runs, K, L, d, seed=0):
+def random_factors(K, L, d, seed=0):
     shapes = [(d, K), *[(d, d)] * (L - 1), (K, d)]
-    return [normal(runs, *shape, seed=seed + i) for i, shape in enumerate(shapes)]
+    return [normal(*shape, seed=seed + i) for i, shape in enumerate(shapes)]
 
 
 def loss_of(factors, lam):
@@ -113,14 +113,14 @@ def test_initial_factors_have_the_shapes_of_the_problem_and_are_finite(kind, L):
 
 
 def test_zero_units_change_nothing():
-    factors = [q[0] for q in random_factors(1, 4, 3, 5)]
+    factors = random_factors(4, 3, 5)
     wide = bk.widened(factors, 8)
     assert [tuple(q.shape) for q in wide] == [(8, 4), (8, 8), (8, 8), (4, 8)]
     assert loss_of(wide, 0.1) == pytest.approx(loss_of(factors, 0.1).item(), abs=1e-13)
 
 
 def test_parallel_and_silent_units_merge_without_a_trace_in_the_loss():
-    H, W1, W2, W3 = (q[0] for q in random_factors(1, 4, 3, 5, seed=3))
+    H, W1, W2, W3 = random_factors(4, 3, 5, seed=3)
     parts = torch.tensor([0.6, 0.8], dtype=torch.float64)
     doubled = torch.cat([W1[:4], parts[:, None] * W1[4], torch.zeros(1, 5, dtype=torch.float64)])
     split = torch.cat([W2[:, :4], W2[:, 4:] * parts, normal(5, 1)], 1)
@@ -133,30 +133,26 @@ def test_parallel_and_silent_units_merge_without_a_trace_in_the_loss():
 
 
 def test_the_zero_solution_has_no_units_to_merge():
-    zero = [q[0] * 0 for q in random_factors(1, 3, 3, 4)]
+    zero = [0 * q for q in random_factors(3, 3, 4)]
     assert all(torch.equal(a, b) for a, b in zip(bk.merged(zero), zero, strict=True))
 
 
 # Files
 
 
-@pytest.fixture
-def triangle():
+def test_a_solution_without_a_name_is_described_by_the_units_that_its_classes_fire():
     """Three classes that fire a unit each, one that fires all three, and two on edges, not all equally strong."""
     means = torch.tensor([[1.0, 0, 0, 0.5, 0.6, 0], [0, 1, 0, 0.5, 0.4, 0.3], [0, 0, 1, 0.5, 0, 0.7]]).double()
     one = torch.eye(3).double()
-    return bk.Solution(6, 3, 0.02, "mse", [means, one, one, normal(6, 3)], math.nan, "made up")
-
-
-def test_a_solution_without_a_name_is_described_by_the_units_that_its_classes_fire(triangle):
+    triangle = bk.Solution(6, 3, 0.02, "mse", [means, one, one, normal(6, 3)], math.nan, "made up")
     assert bk.describe(triangle) == "weighted sets: 3 of 1, 2 of 2, 1 of 3, over 3"
-    frame = triangle._replace(K=3, factors=[torch.eye(3).double()] * 4)
+    frame = triangle._replace(K=3, factors=[one] * 4)
     assert bk.describe(frame) == "DNC" and bk.ranks(frame) == [3, 3, 3]
 
 
 @pytest.fixture
 def solution():
-    factors = [q[0] for q in random_factors(1, 3, 3, 4)]
+    factors = random_factors(3, 3, 4)
     return bk.Solution(3, 3, 0.02, "mse", factors, loss_of(factors, 0.02).item(), "made up")
 
 
@@ -288,7 +284,7 @@ def test_a_flipped_byte_is_refused_or_harmless(tmp_path, solution):
         ("level", lambda: bk.decay_at(4, 3, 0.5)),
         ("K", lambda: bk.decay_at(1, 3)),
         ("share", lambda: bk.simplex_decay(4, 3, 1.0)),
-        ("lam", lambda: bk.descend(random_factors(2, 3, 2, 4), math.nan)),
+        ("lam", lambda: bk.descend([q[None] for q in random_factors(3, 2, 4)], math.nan)),
         ("lam", lambda: bk.collapse_cross_entropy(3, 2, 0.0)),
         ("lam", lambda: bk.symmetric_search(3, 2, -0.1)),
         ("lam", lambda: bk.search(3, 4, math.inf)),
