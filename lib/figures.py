@@ -13,7 +13,6 @@ import math
 import re
 import tempfile
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
@@ -114,20 +113,6 @@ def use():
     inline = InlineBackend.instance()
     inline.print_figure_kwargs.update(metadata={"Date": None})
     inline.figure_formats = {"svg"}
-
-
-@contextmanager
-def styled():
-    """The book's style for the figures made inside, and afterwards the reader's own.
-
-    (`matplotlib.rc_context` would also undo that matplotlib became interactive meanwhile.)
-    """
-    before = {name: mpl.rcParams[name] for name in _STYLE}
-    try:
-        mpl.rcParams.update(_STYLE)
-        yield
-    finally:
-        mpl.rcParams.update(before)
 
 
 def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):
