@@ -12,7 +12,7 @@ import json
 import math
 import re
 import tempfile
-import warnings
+from html import escape
 from pathlib import Path
 
 import matplotlib as mpl
@@ -258,20 +258,15 @@ def animation(fig, update, frames, alt, fps=12, dpi=110):
     update(frame) redraws fig for each of `frames` (a number or a sequence). alt: the message of the animation, for
     those who do not see it. The figure is closed, so that it is not shown a second time. The player is matplotlib's,
     without the icon font that it would fetch from elsewhere, and with names that depend on the frames alone, so that
-    the same frames give the same HTML. ValueError when alt is empty.
+    the same frames give the same HTML.
     """
-    if not alt or not alt.strip():
-        raise ValueError("alt = '': an animation needs a sentence that says what it shows")
-    with mpl.rc_context({"savefig.dpi": dpi, "figure.dpi": dpi, "savefig.bbox": None}):
-        player = FuncAnimation(fig, lambda frame: update(frame) or [], frames=frames, cache_frame_data=False)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Animation was deleted")
-            with tempfile.TemporaryDirectory() as folder:
-                page = Path(folder) / "player.html"
-                player.save(page, writer=_TransparentFrames(fps=fps, embed_frames=True, default_mode="once"))
-                html = page.read_text(encoding="utf-8")
+    player = FuncAnimation(fig, update, frames)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "player.html"
+        player.save(page, _TransparentFrames(fps, embed_frames=True, default_mode="once"), dpi=dpi)
+        html = page.read_text(encoding="utf-8")
     plt.close(fig)
-    return HTML(_offline(html, alt))
+    return HTML(_offline(html, escape(alt)))
 
 
 class _TransparentFrames(HTMLWriter):
@@ -283,20 +278,14 @@ class _TransparentFrames(HTMLWriter):
 
 def _offline(html, alt):
     """matplotlib's player with text for icons, alt text, a picture before JavaScript, and nothing from elsewhere."""
-    html = re.sub(r"<link\b[^>]*>", "", html)
-    html = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)  # the book's own style sheet has it
-    html = re.sub(r'<i class="([^"]*)"></i>', lambda found: _SYMBOLS.get(found[1], "•"), html)
-    frame = re.search(r'frames\[0\] = "([^"]*)"', html)
-    first = frame[1].replace("\\\n", "") if frame else ""
-    alt = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    html = re.sub(r'<img id="(\w+)">', lambda found: f'<img id="{found[1]}" alt="{alt}" src="{first}">', html)
+    html = re.sub(r"<link\b[^>]*>|<style>.*?</style>", "", html, flags=re.DOTALL)  # the book's own style sheet has it
+    html = re.sub(r'<i class="([^"]*)"></i>', lambda found: _SYMBOLS[found[1]], html)
     html = html.replace('type="range"', 'type="range" aria-label="Frame"')
-    name = re.search(r"_anim_img(\w+?)\"", html)
-    if name:
-        pictures = "".join(re.findall(r'frames\[\d+\] = "([^"]*)"', html))
-        digest = hashlib.sha256((pictures + alt).encode()).digest()
-        html = html.replace(name[1], base64.b32encode(digest).decode().lower().rstrip("=")[:24])
-    return html
+    pictures = re.findall(r'frames\[\d+\] = "([^"]*)"', html)
+    first = pictures[0].replace("\\\n", "")
+    html = html.replace("<img ", f'<img alt="{alt}" src="{first}" ')
+    name = re.search(r'_anim_img(\w+)"', html)[1]
+    return html.replace(name, hashlib.sha256("".join([*pictures, alt]).encode()).hexdigest())
 
 
 def tell(artist, texts, pictures=None, sets=None, rows=None, columns=None):

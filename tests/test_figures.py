@@ -186,11 +186,6 @@ def test_the_same_frames_give_the_same_html():
     assert one == two
 
 
-def test_an_animation_needs_words():
-    with pytest.raises(ValueError, match="alt"):
-        figures.animation(*moving_point(), frames=2, alt=" ")
-
-
 def test_the_frames_of_an_animation_are_transparent():
     fig, (ax,) = figures.panels(1, size=(1.0, 1.0))
     html = figures.animation(fig, lambda frame: ax.plot([0, frame], [0, 1]), 2, alt="A line grows.").data
