@@ -26,8 +26,6 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path as Outline
 from matplotlib_inline.config import InlineBackend
 
-from lib.checks import positive_integers
-
 #: The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
 COLORS = {
     "green": "#009E73",
@@ -71,15 +69,11 @@ _STYLE = {
     "figure.figsize": (5.2, 3.6),
     "figure.dpi": 180,
     "figure.facecolor": "none",
-    "figure.edgecolor": "none",
     "figure.constrained_layout.use": True,
-    "savefig.facecolor": "none",
-    "savefig.edgecolor": "none",
     "savefig.transparent": True,
     "axes.facecolor": "none",
     "axes.edgecolor": GREY,
     "axes.labelcolor": GREY,
-    "axes.titlecolor": GREY,
     "axes.titlesize": 13,
     "axes.labelsize": 13,
     "axes.spines.top": False,
@@ -101,7 +95,6 @@ _STYLE = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "image.cmap": "cividis",
-    "mathtext.fontset": "dejavusans",
     "animation.embed_limit": 40,
     "svg.hashsalt": "the same figure gives the same file",
 }
@@ -115,17 +108,15 @@ def use():
     inline.figure_formats = {"svg"}
 
 
-def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):
-    """A figure with n axes in rows of `columns` (2 unless told otherwise), the last row centred.
+def panels(n, columns=2, size=None, subplot_kw=None):
+    """A figure with n axes in rows of `columns`, the last row centred.
 
-    size: width and height of one panel in inches. subplot_kw goes to every axis (``{"projection": "3d"}``).
-    Returns (figure, list of n axes). ValueError when n or columns is not a positive integer.
+    size: width and height of one panel in inches, 3.3 and 2.9 unless told otherwise, or 5.2 and 3.6 where there is one
+    column. subplot_kw goes to every axis (``{"projection": "3d"}``). Returns (figure, list of n axes).
     """
-    columns = min(n, 2) if columns is None else columns
-    positive_integers(n=n, columns=columns)
     columns = min(columns, n)
     rows = math.ceil(n / columns)
-    width, height = (5.2, 3.6) if columns == 1 and size == (3.3, 2.9) else size
+    width, height = size or ((5.2, 3.6) if columns == 1 else (3.3, 2.9))
     fig = plt.figure(figsize=(width * columns, height * rows))
     grid = fig.add_gridspec(rows, 2 * columns)
     axes = []
@@ -137,17 +128,19 @@ def panels(n, columns=None, size=(3.3, 2.9), subplot_kw=None):
     return fig, axes
 
 
-def along(line, text, x=None, shift=(0, 5), **options):
+def along(line, text, x=None, shift=None, **options):
     """Write what a line of `ax.plot` is where it runs, in its colour: above its point nearest to x, or at its end.
 
-    shift: of the text from that point, in points of 1/72 inch. options go to `ax.annotate`. Returns the text.
+    shift: of the text from that point, in points of 1/72 inch, 5 points unless told otherwise. options go to
+    `ax.annotate`. Returns the text.
     """
     xs, ys = line.get_data(orig=False)
-    at = len(xs) - 1 if x is None else int(np.abs(xs - x).argmin())
-    place = {"ha": "center", "va": "bottom"} if x is not None else {"ha": "left", "va": "center"}
+    if x is None:
+        at, beside, place = -1, (5, 0), {"ha": "left", "va": "center"}
+    else:
+        at, beside, place = np.abs(xs - x).argmin(), (0, 5), {"ha": "center", "va": "bottom"}
     look = {"color": line.get_color(), "fontsize": 11, "annotation_clip": False, **place, **options}
-    shift = (5, 0) if x is None and shift == (0, 5) else shift
-    return line.axes.annotate(text, (xs[at], ys[at]), shift, textcoords="offset points", **look)
+    return line.axes.annotate(text, (xs[at], ys[at]), shift or beside, textcoords="offset points", **look)
 
 
 def to_numpy(values):
@@ -156,28 +149,23 @@ def to_numpy(values):
     >>> to_numpy([1, 2]).tolist()
     [1, 2]
     """
-    for step in ("detach", "cpu"):
-        if hasattr(values, step):
-            values = getattr(values, step)()
-    return np.asarray(values)
+    return values.numpy(force=True) if hasattr(values, "numpy") else np.asarray(values)
 
 
-def pca(points, dims=2):
-    """The centre and the first `dims` principal directions of a cloud of points.
+def pca(points):
+    """The centre and the first two principal directions of a cloud of points.
 
-    points: (N, d) with N >= 1 and d >= dims. Returns (mean (d,), directions (dims, d)): the right singular vectors of
+    points: (N, d) with N >= 1 and d >= 2. Returns (mean (d,), directions (2, d)): the right singular vectors of
     the centred points for the largest singular values, each with its largest entry positive, so that the picture
-    of the same cloud is never mirrored. ValueError for another shape.
+    of the same cloud is never mirrored.
 
-    >>> mean, directions = pca([[0, 0], [2, 0], [4, 0]], dims=1)
-    >>> mean.tolist(), directions.round(6).tolist()
-    ([2.0, 0.0], [[1.0, 0.0]])
+    >>> mean, directions = pca([[0, 0], [2, 1], [4, 0]])
+    >>> mean.round(6).tolist(), directions.round(6).tolist()
+    ([2.0, 0.333333], [[1.0, 0.0], [0.0, 1.0]])
     """
     points = to_numpy(points).astype(float)
-    if points.ndim != 2 or len(points) == 0 or points.shape[1] < dims:
-        raise ValueError(f"points has shape {points.shape}: (N, d) with N >= 1 and d >= {dims} is needed")
     mean = points.mean(axis=0)
-    directions = np.linalg.svd(points - mean, full_matrices=len(points) < dims)[2][:dims]
+    directions = np.linalg.svd(points - mean, full_matrices=len(points) < 2)[2][:2]
     largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
     return mean, directions * np.where(largest < 0, -1.0, 1.0)
 
@@ -186,21 +174,17 @@ def pca_scatter(ax, points, labels, names=None, size=22, basis=None, origin=Fals
     """Scatter points (N, d) in the plane of their first two principal components, coloured by concept.
 
     labels: (N,) integers from 0, one colour and marker each. names: one word per label, shown in a legend.
-    size: marker area, one number or (N,). basis: what `pca` returned, to draw several clouds in one plane (the frames
-    of an animation, say). origin: mark where the zero vector lands. The two axes have the same scale. Returns ax.
-    ValueError unless there is one label per point.
+    size: marker area. basis: what `pca` returned, to draw several clouds in one plane (the frames of an animation,
+    say). origin: mark where the zero vector lands. The two axes have the same scale. Returns ax.
     """
     points, labels = to_numpy(points).astype(float), to_numpy(labels).astype(int)
-    if labels.shape != points.shape[:1]:
-        raise ValueError(f"labels has shape {labels.shape}: one label per point, {points.shape[:1]}, is needed")
     mean, directions = pca(points) if basis is None else basis
     plane = (points - mean) @ directions.T
-    size = np.broadcast_to(to_numpy(size), labels.shape)
     for label in np.unique(labels):
         chosen = labels == label
         ax.scatter(
             *plane[chosen].T,
-            s=size[chosen],
+            s=size,
             color=CONCEPTS[label % len(CONCEPTS)],
             marker=MARKERS[label % len(MARKERS)],
             alpha=0.7,
@@ -210,9 +194,7 @@ def pca_scatter(ax, points, labels, names=None, size=22, basis=None, origin=Fals
         )
     if origin:
         ax.plot(*(directions @ -mean), marker="+", color=GREY, markersize=10, linestyle="none")
-    ax.set_aspect("equal", adjustable="box")
-    ax.set_xlabel("first component")
-    ax.set_ylabel("second component")
+    ax.set(aspect="equal", xlabel="first component", ylabel="second component")
     if names is not None:
         ax.legend(markerscale=1.3, handletextpad=0.2)
     return ax
@@ -233,8 +215,7 @@ def gram(ax, vectors):
     cosines = vectors @ vectors.T
     limit = np.abs(cosines).max()
     image = ax.imshow(cosines, cmap="PuOr_r", vmin=-limit, vmax=limit)
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.set(xticks=[], yticks=[])
     ax.figure.colorbar(image, ax=ax, shrink=0.8).outline.set_visible(False)
     return ax
 

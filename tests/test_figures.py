@@ -133,16 +133,6 @@ def test_clouds_drawn_with_one_basis_keep_their_places():
     assert np.allclose(2 * one, two)
 
 
-def test_a_scatter_refuses_labels_and_points_that_do_not_fit():
-    _, axes = figures.panels(1)
-    with pytest.raises(ValueError, match=r"labels has shape \(2,\): one label per point, \(3,\)"):
-        figures.pca_scatter(axes[0], np.zeros((3, 4)), np.zeros(2))
-    with pytest.raises(ValueError, match=r"points has shape \(3,\)"):
-        figures.pca(np.zeros(3))
-    with pytest.raises(ValueError, match=r"points has shape \(5, 1\)"):
-        figures.pca(np.zeros((5, 1)))
-
-
 def test_the_other_drawings_return_their_axis():
     values = np.random.default_rng(0).normal(size=(12, 3))
     _, axes = figures.panels(2)
