@@ -1,4 +1,4 @@
-// Figures that answer. A script element beside a figure (lib.figures.answering) has all its states as JSON: for every
+// Figures that answer. A script element beside a figure (lib.figures.answers) has all its states as JSON: for every
 // setting of the controls and every panel a list of numbers, the parts that are drawn there. This script draws them as SVG
 // in place of the still picture, which stays where there is no JavaScript, and in print.
 document.addEventListener("DOMContentLoaded", () => {

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib import figures
+from lib.figures import answers
 
 
 @pytest.fixture(autouse=True)
@@ -194,12 +195,12 @@ def test_a_figure_that_answers_has_a_state_for_every_setting_and_writes_what_the
     def draw(axes, at, dashed):
         axes[0].plot([0, 10], [0, 0], "--" if dashed else "-", color=figures.GREY)
         dots = axes[0].plot([at], [1], "o")[0]
-        figures.tell(dots, ["a point </script>"], sets={"at": [5]})
+        answers.tell(dots, ["a point </script>"], sets={"at": [5]})
         axes[0].set(xlim=(0, 10), ylim=(0, 4), title=f"at {at}")
-        figures.tell(axes[1].imshow([[0, 1], [np.nan, 3]]), "{row}, {column}: {value}")
+        answers.tell(axes[1].imshow([[0, 1], [np.nan, 3]]), "{row}, {column}: {value}")
 
     controls = {"at": [0, 5, 10], "dashed": [True, False]}
-    found, drawn = states(figures.answering("fig-x", draw, controls, {"at": 5}, n=2).data)
+    found, drawn = states(answers.answering("fig-x", draw, controls, {"at": 5}, n=2).data)
     assert [(one["kind"], one["start"]) for one in found["controls"]] == [("slider", 1), ("box", 0)]
     assert len(drawn) == 6
     assert len({tuple(state[1]) for state in found["states"]}) == 1  # the image is always the same
@@ -217,6 +218,6 @@ def test_a_figure_that_answers_takes_plain_letters_and_a_start_that_there_is():
         axes[0].set_title(r"$\lambda$")
 
     with pytest.raises(ValueError, match="fig-x has TeX"):
-        figures.answering("fig-x", draw, {"at": [1, 2]})
+        answers.answering("fig-x", draw, {"at": [1, 2]})
     with pytest.raises(ValueError, match="start = {'at': 3}"):
-        figures.answering("fig-x", draw, {"at": [1, 2]}, {"at": 3})
+        answers.answering("fig-x", draw, {"at": [1, 2]}, {"at": 3})

@@ -8,7 +8,7 @@ from browser import ROOT, opened
 from lib.book import chapters
 
 ANSWERS = [(page.name, name) for page in chapters.chapters(ROOT)
-           for name in re.findall(r'figures\.answering\(\s*"([\w-]+)"', page.text)]  # fmt: skip
+           for name in re.findall(r'answers\.answering\(\s*"([\w-]+)"', page.text)]  # fmt: skip
 KEYS = {"range": "ArrowRight", "select-one": "ArrowDown", "checkbox": " "}
 
 

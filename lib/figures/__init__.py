@@ -1,0 +1,262 @@
+"""The look of the book's figures: one style, one palette, and the few drawings that several chapters share.
+
+Figures are SVG with a transparent background and grey text, legible on a white page and on a dark one; in the site
+their text takes the colour of the page (`lib.book.assets`).
+A figure function takes data and an axis and returns the axis.
+"""
+
+import hashlib
+import math
+import re
+import tempfile
+from html import escape
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import HTML
+from matplotlib.animation import FuncAnimation, HTMLWriter
+from matplotlib_inline.config import InlineBackend
+
+#: The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
+COLORS = {
+    "green": "#009E73",
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "purple": "#CC79A7",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "grey": "#767676",
+}
+
+#: One colour per concept, for vegetable, dairy, meat, then further ones.
+CONCEPTS = [COLORS[name] for name in ("green", "blue", "vermillion", "purple", "orange", "sky")]
+
+#: One marker per concept, so that no figure speaks by colour alone.
+MARKERS = ["o", "s", "^", "D", "v", "P"]
+
+#: Of axes, texts and what is only compared with, legible on a white and on a dark page.
+GREY = COLORS["grey"]
+
+#: One look for one thing, through the whole book: keywords for `ax.plot`. What is computed is drawn solid, what is
+#: printed or predicted is dashed or dotted.
+LOOK = {
+    "measured": {"color": COLORS["blue"], "linestyle": "-"},
+    "corrected": {"color": COLORS["blue"], "linestyle": "-"},
+    "printed": {"color": COLORS["vermillion"], "linestyle": "--"},
+    "reference": {"color": GREY, "linestyle": "--"},
+    "cross-entropy": {"color": COLORS["vermillion"], "linestyle": "-", "marker": "o"},
+    "label smoothing": {"color": COLORS["blue"], "linestyle": "-", "marker": "s"},
+    "collapse": {"color": COLORS["vermillion"], "linestyle": "--"},
+    "graph solution": {"color": COLORS["green"], "linestyle": ":"},
+}
+
+#: So many marks are drawn as pixels inside a figure (``rasterized=True``): each weighs a tenth of a kilobyte.
+MANY = 400
+
+#: One colour per layer or block, from the first to the last.
+LAYERS = [COLORS[name] for name in ("vermillion", "orange", "green", "blue", "purple", "sky")]
+
+_STYLE = {
+    "figure.figsize": (5.2, 3.6),
+    "figure.dpi": 180,
+    "figure.facecolor": "none",
+    "figure.constrained_layout.use": True,
+    "savefig.transparent": True,
+    "axes.facecolor": "none",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.titlesize": 13,
+    "axes.labelsize": 13,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": mpl.cycler(color=CONCEPTS),
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.min_exponent": 3,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+    "legend.frameon": False,
+    "legend.fontsize": 12,
+    "font.size": 12.5,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "image.cmap": "cividis",
+    "animation.embed_limit": 40,
+    "svg.hashsalt": "the same figure gives the same file",
+}
+
+
+def use():
+    """Make the book's style the default of every figure that follows, and SVG its format in a notebook."""
+    mpl.rcParams.update(_STYLE)
+    inline = InlineBackend.instance()
+    inline.print_figure_kwargs.update(metadata={"Date": None})
+    inline.figure_formats = {"svg"}
+
+
+def panels(n, columns=2, size=None, subplot_kw=None):
+    """A figure with n axes in rows of `columns`, the last row centred.
+
+    size: width and height of one panel in inches, 3.3 and 2.9 unless told otherwise, or 5.2 and 3.6 where there is one
+    column. subplot_kw goes to every axis (``{"projection": "3d"}``). Returns (figure, list of n axes).
+    """
+    columns = min(columns, n)
+    rows = math.ceil(n / columns)
+    width, height = size or ((5.2, 3.6) if columns == 1 else (3.3, 2.9))
+    fig = plt.figure(figsize=(width * columns, height * rows))
+    grid = fig.add_gridspec(rows, 2 * columns)
+    axes = []
+    for i in range(n):
+        row, column = divmod(i, columns)
+        in_this_row = min(columns, n - row * columns)
+        start = (columns - in_this_row) + 2 * column
+        axes.append(fig.add_subplot(grid[row, start : start + 2], **(subplot_kw or {})))
+    return fig, axes
+
+
+def along(line, text, x=None, shift=None, **options):
+    """Write what a line of `ax.plot` is where it runs, in its colour: above its point nearest to x, or at its end.
+
+    shift: of the text from that point, in points of 1/72 inch, 5 points unless told otherwise. options go to
+    `ax.annotate`. Returns the text.
+    """
+    xs, ys = line.get_data(orig=False)
+    if x is None:
+        at, beside, place = -1, (5, 0), {"ha": "left", "va": "center"}
+    else:
+        at, beside, place = np.abs(xs - x).argmin(), (0, 5), {"ha": "center", "va": "bottom"}
+    look = {"color": line.get_color(), "fontsize": 11, "annotation_clip": False, **place, **options}
+    return line.axes.annotate(text, (xs[at], ys[at]), shift or beside, textcoords="offset points", **look)
+
+
+def to_numpy(values):
+    """`values` as a numpy array; a torch tensor is detached and brought to the CPU first.
+
+    >>> to_numpy([1, 2]).tolist()
+    [1, 2]
+    """
+    return values.numpy(force=True) if hasattr(values, "numpy") else np.asarray(values)
+
+
+def pca(points):
+    """The centre and the first two principal directions of a cloud of points.
+
+    points: (N, d) with N >= 1 and d >= 2. Returns (mean (d,), directions (2, d)): the right singular vectors of
+    the centred points for the largest singular values, each with its largest entry positive, so that the picture
+    of the same cloud is never mirrored.
+
+    >>> mean, directions = pca([[0, 0], [2, 1], [4, 0]])
+    >>> mean.round(6).tolist(), directions.round(6).tolist()
+    ([2.0, 0.333333], [[1.0, 0.0], [0.0, 1.0]])
+    """
+    points = to_numpy(points).astype(float)
+    mean = points.mean(axis=0)
+    directions = np.linalg.svd(points - mean, full_matrices=len(points) < 2)[2][:2]
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
+    return mean, directions * np.where(largest < 0, -1.0, 1.0)
+
+
+def pca_scatter(ax, points, labels, names=None, size=22, basis=None, origin=False):
+    """Scatter points (N, d) in the plane of their first two principal components, coloured by concept.
+
+    labels: (N,) integers from 0, one colour and marker each. names: one word per label, shown in a legend.
+    size: marker area. basis: what `pca` returned, to draw several clouds in one plane (the frames of an animation,
+    say). origin: mark where the zero vector lands. The two axes have the same scale. Returns ax.
+    """
+    points, labels = to_numpy(points).astype(float), to_numpy(labels).astype(int)
+    mean, directions = pca(points) if basis is None else basis
+    plane = (points - mean) @ directions.T
+    for label in np.unique(labels):
+        chosen = labels == label
+        ax.scatter(
+            *plane[chosen].T,
+            s=size,
+            color=CONCEPTS[label % len(CONCEPTS)],
+            marker=MARKERS[label % len(MARKERS)],
+            alpha=0.7,
+            linewidths=0,
+            rasterized=len(points) > MANY,
+            label=None if names is None else names[label],
+        )
+    if origin:
+        ax.plot(*(directions @ -mean), marker="+", color=GREY, markersize=10, linestyle="none")
+    ax.set(aspect="equal", xlabel="first component", ylabel="second component")
+    if names is not None:
+        ax.legend(markerscale=1.3, handletextpad=0.2)
+    return ax
+
+
+def spectrum(ax, values, label=None, color=GREY, marker="o"):
+    """Singular values (n,), largest first, against their rank. Returns ax."""
+    values = np.sort(to_numpy(values).astype(float))[::-1]
+    ax.plot(np.arange(1, len(values) + 1), values, marker=marker, linestyle="none", color=color, label=label)
+    ax.set(yscale="log", xlabel="index $i$", ylabel=r"singular value $\sigma_i$")
+    return ax
+
+
+def gram(ax, vectors):
+    """The matrix of cosines of the rows of vectors (N, d). Returns ax."""
+    vectors = to_numpy(vectors).astype(float)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors.T
+    limit = np.abs(cosines).max()
+    image = ax.imshow(cosines, cmap="PuOr_r", vmin=-limit, vmax=limit)
+    ax.set(xticks=[], yticks=[])
+    ax.figure.colorbar(image, ax=ax, shrink=0.8).outline.set_visible(False)
+    return ax
+
+
+_SYMBOLS = {
+    "fa fa-minus": "−",
+    "fa fa-fast-backward": "|‹",
+    "fa fa-step-backward": "‹",
+    "fa fa-play fa-flip-horizontal": "◀︎",
+    "fa fa-pause": "❚❚",
+    "fa fa-play": "▶︎",
+    "fa fa-step-forward": "›",
+    "fa fa-fast-forward": "›|",
+    "fa fa-plus": "+",
+}
+
+
+def animation(fig, update, frames, alt, fps=12, dpi=110):
+    """An animation as one piece of HTML that plays in the page without a network.
+
+    update(frame) redraws fig for each of `frames` (a number or a sequence). alt: the message of the animation, for
+    those who do not see it. The figure is closed, so that it is not shown a second time. The player is matplotlib's,
+    without the icon font that it would fetch from elsewhere, and with names that depend on the frames alone, so that
+    the same frames give the same HTML.
+    """
+    player = FuncAnimation(fig, update, frames)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "player.html"
+        player.save(page, _TransparentFrames(fps, embed_frames=True, default_mode="once"), dpi=dpi)
+        html = page.read_text(encoding="utf-8")
+    plt.close(fig)
+    return HTML(_offline(html, escape(alt)))
+
+
+class _TransparentFrames(HTMLWriter):
+    """matplotlib's player; matplotlib paints every frame on white, which a dark page would show as a white box."""
+
+    def grab_frame(self, **options):
+        super().grab_frame(**{**options, "facecolor": "none", "transparent": True})
+
+
+def _offline(html, alt):
+    """matplotlib's player with text for icons, alt text, a picture before JavaScript, and nothing from elsewhere."""
+    html = re.sub(r"<link\b[^>]*>|<style>.*?</style>", "", html, flags=re.DOTALL)  # the book's own style sheet has it
+    html = re.sub(r'<i class="([^"]*)"></i>', lambda found: _SYMBOLS[found[1]], html)
+    html = html.replace('type="range"', 'type="range" aria-label="Frame"')
+    pictures = re.findall(r'frames\[\d+\] = "([^"]*)"', html)
+    first = pictures[0].replace("\\\n", "")
+    html = html.replace("<img ", f'<img alt="{alt}" src="{first}" ')
+    name = re.search(r'_anim_img(\w+)"', html)[1]
+    return html.replace(name, hashlib.sha256("".join([*pictures, alt]).encode()).hexdigest())
