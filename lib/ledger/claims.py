@@ -9,7 +9,7 @@ from the executed notebooks and judged anew, so that an edit of a declaration ne
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import re
 import time
@@ -37,39 +37,29 @@ class Ledger:
     def check(self, name: str, measured: dict[str, object]) -> None:
         """Judge the claim `name` by measured = {quantity: value}, show the table, and leave the record.
 
-        ValueError for a claim that is undeclared, of another paper or checked before, and for quantities that are not
-        the declared ones.
+        Values are numbers, truth values, text, or lists, arrays and tensors of them. ValueError for a claim that is
+        undeclared, of another paper or checked before, and for quantities that are not the declared ones.
         """
-        self._known(name)
-        if not isinstance(measured, dict):
-            raise ValueError(f"claim {name!r}: measured has to map quantities to values, not {measured!r}")
-        self._show(name, {"measured": {key: _plain(name, key, value) for key, value in measured.items()}})
+        self._show(name, measured=_plain(measured))
 
     def skip(self, name: str, reason: str) -> None:
         """The claim is not measured in this profile: verdict `not run`, with the reason.
 
-        ValueError as :meth:`check`, and without a reason.
+        ValueError as :meth:`check`.
         """
-        self._known(name)
-        if not isinstance(reason, str) or not reason.strip():
-            raise ValueError(f"claim {name!r}: to skip it takes a reason, not {reason!r}")
-        self._show(name, {"measured": {}, "reason": reason})
+        self._show(name, measured={}, reason=reason)
 
-    def _known(self, name):
-        if name not in self.declared:
-            raise ValueError(f"claim {name!r} is not declared in claims.yml{nearest(name, self.declared)}")
-        if (paper := self.declared[name]["paper"]) != self.paper:
-            raise ValueError(f"claim {name!r} is one of {paper}, this ledger is that of {self.paper}")
-        if name in self.checked:
-            raise ValueError(f"claim {name!r} is checked twice in one ledger (open it anew to measure anew)")
-
-    def _show(self, name, found):
+    def _show(self, name, **found):
         from IPython.display import display  # which the command line, that reads records, has no use for
 
+        if name in self.checked:
+            raise ValueError(f"claim {name!r} is checked twice in one ledger (open it anew to measure anew)")
         now, taken_up = time.perf_counter(), _taken_up()
         seconds = round(now - self._last + taken_up - self._taken_up, 1)
         chapter = os.environ.get("COLLAPSE_CHAPTER") or self.paper
         record = judge({"id": name, **found, "chapter": chapter, **self.about, "seconds": seconds})
+        if (paper := self.declared[name]["paper"]) != self.paper:
+            raise ValueError(f"claim {name!r} is one of {paper}, this ledger is that of {self.paper}")
         self.checked.add(name)
         self._last, self._taken_up = now, taken_up
         table = pages.claim(record, links=False)
@@ -82,17 +72,10 @@ def _taken_up():
     return sum(fact["seconds"] for fact in noted.get("resumed", ()))
 
 
-def _plain(name, key, value):
-    """value as JSON can hold it: numpy and torch scalars become Python ones, arrays become lists."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(name, key, item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"claim {name!r}: quantity {key!r} is {type(value).__name__}; a number, a truth value or text")
-    return value
+def _plain(measured):
+    """What JSON can hold: arrays and tensors become lists and numbers, and what is not finite becomes text."""
+    text = json.dumps(measured, default=lambda value: value.tolist())
+    return json.loads(text, parse_constant=lambda word: str(float(word)))
 
 
 def open(paper: str, profile: str = "laptop", device: object = "cpu", dataset: str | None = None) -> Ledger:
@@ -110,19 +93,18 @@ def open(paper: str, profile: str = "laptop", device: object = "cpu", dataset: s
 def judge(record: dict) -> dict:
     """A record with the expectation and the verdict that the declarations of now give it.
 
-    ValueError when the claim is no longer declared, or its quantities are not those that were measured (the chapter
-    has to run again).
+    ValueError when the claim is not declared, or its quantities are not those that were measured (the chapter has to
+    run again).
     """
     declared, name = declarations.read(), record["id"]
     if name not in declared.claims:
-        raise ValueError(f"the record of claim {name!r} has no declaration any more{nearest(name, declared.claims)}")
+        raise ValueError(f"claim {name!r} is not declared in claims.yml{nearest(name, declared.claims)}")
     declaration = declared.claims[name]
     record = {**record, "expected": declaration["expect"]}
     if record.get("reason") and not record["measured"]:  # it was skipped
         return record | {"verdict": "not run"}
     about = record["profile"], record["dataset"], declared.errata_of(name)
     record["verdict"] = verdict(declaration, record["measured"], *about)
-    record.pop("reason", None)
     if record["profile"] == "smoke":
         record["reason"] = "the smoke profile only checks that everything runs"
     return record

@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def shown(monkeypatch):
+def shown(files, monkeypatch):
     """What a ledger displays."""
     outputs = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: outputs.append(data))
     return outputs
 
 
-def test_a_check_leaves_a_record_of_plain_values(files, shown):
+def test_a_check_leaves_a_record_of_plain_values(shown):
     ledger = claims.open("feature-collapse", profile="laptop", device=torch.device("cpu"))
     ledger.check("fc-one", measured={"constant": torch.tensor(1.45, dtype=torch.float64), "note": np.arange(3)})
     left = shown[0][claims.MIME]
@@ -36,29 +36,27 @@ def test_a_check_leaves_a_record_of_plain_values(files, shown):
     assert "fc-one" in shown[0]["text/plain"]
 
 
-def test_the_record_names_the_chapter_that_is_being_built(files, shown, monkeypatch):
+def test_the_record_names_the_chapter_that_is_being_built(shown, monkeypatch):
     monkeypatch.setenv("COLLAPSE_CHAPTER", "feature-collapse/theorems")
     claims.open("feature-collapse").check("fc-one", measured=GOOD)
     assert shown[0][claims.MIME]["chapter"] == "feature-collapse/theorems"
 
 
-def test_the_seconds_of_a_claim_count_what_its_taken_up_runs_took_in_the_build_before(
-    files, shown, monkeypatch, tmp_path
-):
+def test_the_seconds_of_a_claim_count_what_its_taken_up_runs_took_before(files, shown, monkeypatch, tmp_path):
     files([CLAIM, claim(id="fc-two")])
     monkeypatch.setenv("COLLAPSE_NOTES", str(tmp_path / "notes"))
     clock = iter([100.0, 102.0, 105.0])
     monkeypatch.setattr(claims.time, "perf_counter", lambda: next(clock))
-    notes.note("resumed", name="before the ledger", runs=1, seconds=7.0)
+    notes.note("resumed", seconds=7.0)
     ledger = claims.open("feature-collapse")
-    notes.note("resumed", name="squares", runs=2, seconds=60.0)
+    notes.note("resumed", seconds=60.0)
     ledger.check("fc-one", measured=GOOD)
     ledger.check("fc-two", measured=GOOD)
     assert [output[claims.MIME]["seconds"] for output in shown] == [62.0, 3.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("nan"), torch.tensor(math.nan)])
-def test_a_value_that_is_not_finite_is_kept_as_text_and_fails(files, shown, value):
+def test_a_value_that_is_not_finite_is_kept_as_text_and_fails(shown, value):
     claims.open("feature-collapse").check("fc-one", measured={"constant": value, "note": value})
     left = shown[0][claims.MIME]
     assert left["verdict"] == "not reproduced"
@@ -66,7 +64,7 @@ def test_a_value_that_is_not_finite_is_kept_as_text_and_fails(files, shown, valu
     json.dumps(left, allow_nan=False)
 
 
-def test_a_skipped_claim_is_not_run_and_says_why(files, shown):
+def test_a_skipped_claim_is_not_run_and_says_why(shown):
     claims.open("feature-collapse").skip("fc-one", reason="needs a GPU")
     left = shown[0][claims.MIME]
     assert (left["verdict"], left["reason"]) == ("not run", "needs a GPU")
@@ -74,7 +72,7 @@ def test_a_skipped_claim_is_not_run_and_says_why(files, shown):
     assert claims.judge(left) == left
 
 
-def test_a_smoke_run_shows_values_and_no_verdict(files, shown):
+def test_a_smoke_run_shows_values_and_no_verdict(shown):
     claims.open("feature-collapse", profile="smoke").check("fc-one", measured=GOOD)
     assert shown[0][claims.MIME]["verdict"] == "not run"
     assert "smoke" in shown[0]["text/html"] and "1.45" in shown[0]["text/html"]
@@ -83,29 +81,19 @@ def test_a_smoke_run_shows_values_and_no_verdict(files, shown):
 def test_the_ledger_refuses_what_it_cannot_judge(files, shown):
     files([CLAIM, claim(id="ufm-one", paper="extended-ufm")])
     ledger = claims.open("feature-collapse")
-    for name, match in {"fc-onee": "did you mean 'fc-one'", "ufm-one": "'ufm-one' is one of extended-ufm"}.items():
-        with pytest.raises(ValueError, match=match):
-            ledger.check(name, measured=GOOD)
-        with pytest.raises(ValueError, match=match):
-            ledger.skip(name, reason="no time")
-    for measured in (1.5, {"constant": 1.5, "note": object()}, {"constant": 1.5, "note": None}):
-        with pytest.raises(ValueError, match="'fc-one'"):
-            ledger.check("fc-one", measured=measured)
-    with pytest.raises(ValueError, match="reason"):
-        ledger.skip("fc-one", reason=" ")
+    for name, measured in {"fc-onee": GOOD, "ufm-one": GOOD, "fc-one": {"constant": 1.5}}.items():
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            ledger.check(name, measured=measured)
     assert not shown
     ledger.check("fc-one", measured=GOOD)
-    with pytest.raises(ValueError, match="twice"):
-        ledger.check("fc-one", measured=GOOD)
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="'fc-one' is checked twice"):
         ledger.skip("fc-one", reason="enough")
 
 
-def test_an_unknown_paper_or_profile_is_named_with_the_known_ones(files):
-    with pytest.raises(ValueError, match="paper = 'feature-colapse'.*did you mean 'feature-collapse'"):
-        claims.open("feature-colapse")
-    with pytest.raises(ValueError, match="profile = 'lptop'.*'smoke'"):
-        claims.open("feature-collapse", profile="lptop")
+@pytest.mark.parametrize("wrong", [{"paper": "feature-colapse"}, {"profile": "lptop"}])
+def test_an_unknown_paper_or_profile_is_named(files, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        claims.open(**{"paper": "feature-collapse", **wrong})
 
 
 def test_a_record_is_judged_by_the_declaration_of_now(files):
@@ -118,13 +106,6 @@ def test_a_record_is_judged_by_the_declaration_of_now(files):
     files([changed], errata=[ERRATUM])
     assert claims.judge(old)["verdict"] == "contradicted: another constant"
     assert old["verdict"] == "?"
-
-
-def test_a_record_without_a_fitting_declaration_is_refused(files):
-    with pytest.raises(ValueError, match="'fc-gone'"):
-        claims.judge(record(id="fc-gone"))
-    with pytest.raises(ValueError, match="'note' is not measured"):
-        claims.judge(record({"constant": 1.5}))
 
 
 # -------------------------------------------------------------------------------------------------------- the sources
