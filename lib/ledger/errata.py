@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from lib.checks import nearest
@@ -21,12 +21,9 @@ from lib.ledger import declarations
 from lib.ledger.declarations import PAPERS
 from lib.ledger.pages import linked_verdict, place_of
 
-_MARKER = re.compile(r"^<!--[ \t]*(erratum|consequence)[ \t]+(\S+)[ \t]*-->[ \t]*$", re.MULTILINE)
+_MARKER = re.compile(r"^<!-- (erratum|consequence) (\S+) -->[ \t]*$", re.MULTILINE)
 _FENCE = re.compile(r"^(`{3,}|~{3,})(\{code-cell\})?.*\n(?:.*\n)*?\1[`~]*[ \t]*$", re.MULTILINE)
-_EVENT = re.compile(
-    r"^(?:\(erratum-([^)\s]+)\)=|(#+)[ \t]+(.*?)|<!--[ \t]*(erratum|consequence|cell)[ \t]+(\S+)[ \t]*-->)[ \t]*$",
-    re.MULTILINE,
-)
+_OUTLINE = re.compile(r"\(erratum-(\S+)\)=|##? .*|<!-- (?:erratum|consequence) (\S+) -->|<!-- cell -->")
 
 
 def check(chapter_files: Iterable[str | os.PathLike]) -> None:
@@ -37,57 +34,38 @@ def check(chapter_files: Iterable[str | os.PathLike]) -> None:
 
 
 def sections(chapter_files: Iterable[str | os.PathLike]) -> tuple[dict[str, str], list[str]]:
-    """The heading of each erratum's section as far as it is there, {id: Markdown}, and the list of all problems."""
-    known, problems, headings = declarations.read().errata, [], {}
+    """The heading of each erratum that has its section, {id: Markdown}, and the list of all problems."""
+    known, problems, headings, outlines = declarations.read().errata, [], {}, {}
     for path in sorted(map(Path, chapter_files)):
-        events = list(_events(path.read_text(encoding="utf-8")))
-        for number, (kind, name) in enumerate(events):
-            if kind not in ("anchor", "erratum", "consequence"):
-                continue
+        found = _outline(path.read_text(encoding="utf-8"))
+        outlines[path] = "\n".join(line[0] for line in found) + "\n"
+        for name in dict.fromkeys(line[1] or line[2] for line in found if line[1] or line[2]):
             if name not in known:
-                file = declarations.ERRATA.name
-                problems.append(f"{path}: erratum {name!r} is not in {file}{nearest(name, known)}")
-            elif path != (home := _home(known[name])):
-                problems.append(f"{path}: erratum {name!r} belongs to {home}")
-            elif kind == "anchor":
-                if name in headings:
-                    problems.append(f"{path}: erratum {name!r} has two sections")
-                heading, *rest = events[number + 1 :] or [("", "")]
-                headings[name] = heading[1] if heading[0] == "h2" else ""
-                if not headings[name]:
-                    problems.append(f"{path}: erratum {name!r} has no heading '## ...' right after its anchor")
-                if not _complete(name, rest):
-                    problems.append(
-                        f"{path}: the section of erratum {name!r} has to hold '<!-- erratum {name} -->', "
-                        f"at least one code cell and '<!-- consequence {name} -->', in this order and once each"
-                    )
-    missing = [erratum for name, erratum in known.items() if name not in headings]
-    for name, home in ((erratum["id"], _home(erratum)) for erratum in missing):
-        problems.append(f"{home}: erratum {name!r} has no section, or no anchor (erratum-{name})=")
+                problems.append(f"{path}: erratum {name!r} is not in {declarations.ERRATA.name}{nearest(name, known)}")
+            elif path != _home(known[name]):
+                problems.append(f"{path}: erratum {name!r} belongs to {_home(known[name])}")
+    for name, erratum in known.items():
+        anchor, outline = f"(erratum-{name})=", outlines.get(_home(erratum), "")
+        marked = f"<!-- erratum {name} -->\n(?:<!-- cell -->\n)+<!-- consequence {name} -->\n(?:[#(]|$)"
+        section = re.search(f"^{re.escape(anchor)}\n## (.*)\n{marked}", outline, re.MULTILINE)
+        if section and outline.count(anchor) == 1:
+            headings[name] = section[1]
+        else:
+            problems.append(
+                f"{_home(erratum)}: erratum {name!r} has no section, or not one of {anchor}, '## ...', "
+                f"'<!-- erratum {name} -->', at least one code cell and '<!-- consequence {name} -->', in this order"
+            )
     return headings, problems
-
-
-def _complete(name: str, events: list[tuple[str, str]]) -> bool:
-    """Whether what follows a heading is the section of an erratum: marker, code cells, marker."""
-    section = []
-    for event in events:
-        if event[0] in ("anchor", "h1", "h2"):
-            break
-        if event[0][0] != "h":
-            section.append(event)
-    cells = section[1:-1]
-    return section == [("erratum", name), *cells, ("consequence", name)] and set(cells) == {("cell", "\0")}
 
 
 def _home(erratum: dict) -> Path:
     return declarations.ERRATA.with_suffix("") / f"{erratum['paper']}.md"
 
 
-def _events(text: str) -> Iterator[tuple[str, str]]:
-    """What a Markdown page has outside of its fences: (kind, name) for anchors, headings, markers and code cells."""
-    text = _FENCE.sub(lambda fence: "<!-- cell \0 -->" if fence[2] else "", text)
-    for anchor, level, heading, kind, name in _EVENT.findall(text):
-        yield ("anchor", anchor) if anchor else (f"h{len(level)}", heading) if level else (kind, name)
+def _outline(text: str) -> list[re.Match]:
+    """The lines of a page that are an anchor, a marker or the heading of a section, and one for each code cell."""
+    text = _FENCE.sub(lambda fence: "<!-- cell -->" if fence[2] else "", text)
+    return [found for line in text.splitlines() if (found := _OUTLINE.fullmatch(line.rstrip()))]
 
 
 def expand(text: str, records: dict[str, dict], statements: dict[str, str]) -> str:
