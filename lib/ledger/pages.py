@@ -31,9 +31,7 @@ def claim(record: dict, links: bool = True) -> str:
     return _fill("claim.html", record=record, declaration=declaration, errata=shown, links=links, up=up)
 
 
-def ledger(
-    records: list[dict], recorded: dict[str, dict] | None = None, statements: dict[str, str] | None = None
-) -> str:
+def ledger(records: list[dict], recorded: dict[str, dict], statements: dict[str, str]) -> str:
     """The page of all declared claims, for the marker in chapters/back/ledger.md.
 
     records: the judged ones of the executed chapters. recorded: {id: record} of a larger profile, as
@@ -47,9 +45,7 @@ def ledger(
         rows.append({"claim": entry, "verdict": verdict, "record": live.get(name), "errata": declared.errata_of(name)})
     counts = _counts(row["verdict"] for row in rows)
     choices = list(dict.fromkeys(part for verdict in counts for part in (verdict.partition(":")[0], verdict)))
-    return _fill(
-        "ledger.html", rows=rows, counts=counts, choices=choices, recorded=recorded or {}, statements=statements or {}
-    )
+    return _fill("ledger.html", rows=rows, counts=counts, choices=choices, recorded=recorded, statements=statements)
 
 
 def tally(records: list[dict]) -> str:
@@ -59,8 +55,7 @@ def tally(records: list[dict]) -> str:
     """
     live = {record["id"]: record["verdict"] for record in records}
     counts = _counts(live.get(name, "not run") for name in declarations.read().claims)
-    module = _TEMPLATES.get_template("parts.html").module
-    return re.sub(r"\n\s*", "\n", str(module.tally(counts, "back/ledger.html")).strip())
+    return _without_blank_lines(_PARTS.tally(counts, "back/ledger.html"))
 
 
 def _counts(verdicts: Iterable[str]) -> dict[str, int]:
@@ -72,9 +67,9 @@ def _counts(verdicts: Iterable[str]) -> dict[str, int]:
 def linked_verdict(name: str, record: dict | None) -> str:
     """The claim's name, linked from a page beside it to the cell that measures it or else to its row in the ledger, and
     its verdict."""
-    parts, record = _TEMPLATES.get_template("parts.html").module, record or {}
-    badge = parts.badge(record.get("verdict", "not run"), record.get("dataset"))
-    return f"{parts.claim_link(name, record, '../')} {badge}"
+    record = record or {}
+    badge = _PARTS.badge(record.get("verdict", "not run"), record.get("dataset"))
+    return f"{_PARTS.claim_link(name, record, '../')} {badge}"
 
 
 def places(texts: dict[str, str]) -> dict[str, str]:
@@ -120,8 +115,11 @@ def _first_value(record: dict | None) -> str:
 
 
 def _fill(template: str, **values) -> str:
-    lines = _TEMPLATES.get_template(template).render(values).splitlines()
-    return "\n".join(line.strip() for line in lines if line.strip())
+    return _without_blank_lines(_TEMPLATES.get_template(template).render(values))
+
+
+def _without_blank_lines(html: str) -> str:
+    return "\n".join(line.strip() for line in html.splitlines() if line.strip())
 
 
 # How values and statements are set ------------------------------------------------------------------------------------
@@ -183,3 +181,4 @@ _TEMPLATES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=Tru
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met, place_of=place_of)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
 _TEMPLATES.filters.update(words=_words, part=_part, kind=_kind)
+_PARTS = _TEMPLATES.get_template("parts.html").module

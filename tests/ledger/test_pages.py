@@ -39,7 +39,7 @@ def test_text_from_the_files_cannot_break_the_page(files):
     shown = claims.judge(record({"<script>": "<script>"}, dataset=evil, profile="smoke"))
     kept = record({"<script>": "<script>"}, finished="2026", machine={"name": evil}, dataset=evil, outdated=[evil])
     kept["verdict"], skipped = "reproduced", claims.judge(record({}, reason=evil))
-    page = pages.ledger([shown], {"fc-one": kept}) + pages.ledger([skipped])
+    page = pages.ledger([shown], {"fc-one": kept}, {}) + pages.ledger([skipped], {}, {})
     assert "<script>" not in pages.claim(shown) + pages.claim(skipped) + page and "&lt;script&gt;" in page
 
 
@@ -55,7 +55,7 @@ def test_text_from_the_files_cannot_break_the_page(files):
 def test_indices_and_exponents_of_a_statement_are_set(files, text, expected):
     files([claim(statement=text)])
     assert expected in table()
-    assert expected in pages.ledger([])
+    assert expected in pages.ledger([], {}, {})
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,10 @@ def test_values_are_set_for_a_reader(files, value, expected):
     assert expected in table({"constant": 1.5, "note": value})
 
 
-def test_the_ledger_has_one_row_per_claim_whatever_was_measured(files):
+def test_the_ledger_has_one_row_per_claim_whatever_was_measured_and_any_page_can_count_them(files):
     files([CLAIM, claim(id="fc-two"), claim(id="lr-one", paper="low-rank-bias", kind="figure")], errata=[ERRATUM])
-    page = pages.ledger([claims.judge(record(BAD))], {"fc-one": recorded()})
+    judged = [claims.judge(record(BAD))]
+    page, tally = pages.ledger(judged, {"fc-one": recorded()}, {}), pages.tally(judged)
     rows = re.findall(r'<tr id="ledger-([^"]*)" data-paper="([^"]*)" data-verdict="([^"]*)" data-kind="([^"]*)">', page)
     assert rows == [
         ("fc-one", "feature-collapse", "contradicted: another constant", "number"),
@@ -77,56 +78,44 @@ def test_the_ledger_has_one_row_per_claim_whatever_was_measured(files):
     ]
     assert 'href="../feature-collapse/theorems.html#claim-fc-one"' in page
     assert 'href="../errata/feature-collapse.html#erratum-sign"' in page
-    assert '<table id="ledger">' in page
-    for field in ("ledger-paper", "ledger-kind", "ledger-verdict", "ledger-text"):
-        assert f'id="{field}"' in page
-    tally = re.findall(r'<a href="\?verdict=([^"]*)".*?<strong>(\d+)</strong>', page)
-    assert tally == [("contradicted:+another+constant", "1"), ("not+run", "2")]
-    assert "\n\n" not in page, "a blank line ends a block of HTML in Markdown"
+    for name in ("ledger", "ledger-paper", "ledger-kind", "ledger-verdict", "ledger-text"):
+        assert f'id="{name}"' in page
+    for html, address in ((page, ""), (tally, "back/ledger.html")):
+        counts = re.findall(rf'<a href="{address}\?verdict=([^"]*)".*?<strong>(\d+)</strong>', html)
+        assert counts == [("contradicted:+another+constant", "1"), ("not+run", "2")]
+        assert "\n\n" not in html, "a blank line ends a block of HTML in Markdown"
     assert "Recorded" in page
-    assert "Recorded" not in pages.ledger([], {}), "a column of which nothing is recorded"
+    assert "Recorded" not in pages.ledger([], {}, {}), "a column of which nothing is recorded"
 
 
-def test_any_chapter_can_count_the_verdicts_and_leads_to_their_rows(files):
-    files([CLAIM, claim(id="fc-two"), claim(id="lr-one", paper="low-rank-bias", kind="figure")], errata=[ERRATUM])
-    tally = pages.tally([claims.judge(record(BAD))])
-    found = re.findall(r'<a href="back/ledger.html\?verdict=([^"]*)".*?<strong>(\d+)</strong>', tally)
-    assert found == [("contradicted:+another+constant", "1"), ("not+run", "2")]
-    assert "\n\n" not in tally, "a blank line ends a block of HTML in Markdown"
-
-
-def recorded(measured=GOOD, **changes):
+def recorded(measured=GOOD, reason=None, **changes):
     """A record of the paper profile as lib.book.records.read has it."""
     about = {"profile": "paper", "finished": "2026-11-22T10:00:00+00:00", "machine": {"name": "Card <1>"}}
-    return {**claims.judge(record(measured)), "outdated": [], **about, **changes}
+    return {**claims.judge(record(measured, reason=reason)), "outdated": [], **about, **changes}
 
 
-def recorded_cell(page, name="fc-one"):
-    (row,) = re.findall(rf'<tr id="ledger-{name}".*?</tr>', page, flags=re.DOTALL)
-    before, _, after = row.partition('<td data-label="Recorded"')
+def row(*records, name="fc-one", **changes):
+    """The row of a claim, before its recorded cell and from there on. changes: what its record has of its own."""
+    page = pages.ledger([claims.judge(one) for one in records], {"fc-one": recorded(**changes)}, {})
+    before, _, after = re.search(rf'<tr id="ledger-{name}".*?</tr>', page, re.DOTALL)[0].partition('"Recorded"')
     return before, after
 
 
 def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_device_and_data(files):
     files([CLAIM, claim(id="fc-two")])
-    page = pages.ledger(
-        [claims.judge(record(BAD))], {"fc-one": recorded(verdict="seen at reduced size", dataset="digits")}
-    )
-    live, kept = recorded_cell(page)
+    live, kept = row(record(BAD), verdict="seen at reduced size", dataset="digits")
     assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
     assert "seen at reduced size, on digits" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
     assert "<small>paper profile, 2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
     assert "outdated" not in kept
     assert kept.index("constant = 1.45") < kept.index("<details><summary>when and where</summary>")
-    assert "—" in recorded_cell(page, "fc-two")[1], "nothing is recorded of the other claim"
+    assert "—" in row(name="fc-two")[1], "nothing is recorded of the other claim"
 
 
 def test_a_recorded_cell_says_what_is_outdated_and_why_there_is_no_verdict(files):
-    outdated = recorded(outdated=["its code cells changed", "lib.training.unconstrained changed"])
-    _, cell = recorded_cell(pages.ledger([], {"fc-one": outdated}))
-    assert "⚠</span> outdated: its code cells changed; lib.training.unconstrained changed</small>" in cell
-    skipped = recorded() | {"measured": {}, "verdict": "not run", "reason": "it takes a cluster"}
-    _, cell = recorded_cell(pages.ledger([], {"fc-one": skipped}))
+    _, cell = row(outdated=["its code cells changed", "lib.search changed"])
+    assert "⚠</span> outdated: its code cells changed; lib.search changed</small>" in cell
+    _, cell = row(measured={}, reason="it takes a cluster")
     assert "claim-not-run" in cell and "<small>it takes a cluster</small>" in cell
 
 
@@ -134,7 +123,7 @@ def test_what_is_not_the_headline_waits_to_be_unfolded_and_what_is_ours_stands_a
     expect = {"a_1": {"below": 9, "headline": True}, **{f"{letter}_1": {"below": 9} for letter in "bcd"}}
     files([claim(expect={**expect, "e_1": {"below": 0, "ours": True}})])
     values = dict.fromkeys([*expect, "e_1"], 1.23456)
-    _, cell = recorded_cell(pages.ledger([], {"fc-one": recorded(values)}))
+    _, cell = row(measured=values)
     before, _, folded = cell.partition("<details><summary>4 more, when and where</summary>")
     assert "<small>a<sub>1</sub> = 1.235</small>" in before and "<small>e<sub>1</sub> = 1.235</small>" in folded
     before, _, rest = table(values).partition("<details><summary>3 more quantities</summary>")
