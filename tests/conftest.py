@@ -3,23 +3,14 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the processes share the cores
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True)
-class Book:
-    """A finished build: its folder, the site, and what the command printed."""
-
-    build: Path
-    html: Path
-    output: str
 
 
 def pytest_collection_modifyitems(items):
@@ -29,8 +20,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def smoke_book() -> Book:
-    """This book, executed in the `smoke` profile and published, in a folder that later runs of the suite take up.
+def smoke_book():
+    """This book, executed in the `smoke` profile and published, in a folder that later runs of the suite take up: that
+    folder, `build`, and the site in it, `html`.
 
     As in any build, what is current is not executed again. The test processes share the folder: a second one that
     asks waits for the first one's build.
@@ -43,4 +35,4 @@ def smoke_book() -> Book:
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, f"the book does not build in the smoke profile:\n{done.stdout}\n{done.stderr}"
-    return Book(build, build / "html", done.stdout)
+    return SimpleNamespace(build=build, html=build / "html")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import yaml
+from one_claim import claim
 
 from lib.book import run
 from lib.book.chapters import Page, chapters
@@ -24,14 +25,7 @@ jupytext:
 kernelspec: {display_name: Python 3, language: python, name: python3}
 ---
 """
-CLAIM = {
-    "id": "fc-one",
-    "paper": "feature-collapse",
-    "where": "Theorem 1",
-    "kind": "number",
-    "statement": "It is 42.",
-    "expect": {"x": {"value": 42, "abs": 1}, "note": {"report": True}},
-}
+CLAIM = claim(statement="It is 42.", expect={"x": {"value": 42, "abs": 1}, "note": {"report": True}})
 MEASURE = """from lib.ledger import claims
 from lib.helper import answer
 ledger = claims.open("feature-collapse", profile=profile)
@@ -109,7 +103,7 @@ class Book:
         notebook = nbformat.from_dict(json.loads(nbformat.writes(page.notebook)))
         if name == "one":
             notebook.cells[-1].outputs = [
-                nbformat.v4.new_output("display_data", data={claims.MIME: claim}) for claim in measured
+                nbformat.v4.new_output("display_data", data={claims.MIME: one}) for one in measured
             ]
         key = json.loads(json.dumps(page.key({"profile": profile, "device": "cuda"})))
         noted = {"chapter": page.name, "key": key, "seconds": 9.5, "finished": "2026-11-22T10:00:00+00:00"}
