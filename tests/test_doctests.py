@@ -19,10 +19,6 @@ MODULES = sorted(
 def test_the_examples_of_a_module_give_what_they_print(name, monkeypatch):
     # the name under which the metrics are installed
     monkeypatch.setitem(sys.modules, "collapsemetrics", importlib.import_module("lib.metrics"))
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
-    report = []
-    for example in finder.find(importlib.import_module(name)):
-        runner.run(example, out=report.append)
-    assert not runner.failures, "".join(report)
-    assert runner.tries, f"{name} has an example that doctest does not find"
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
+    assert not found.failed, "what differs is printed above"
+    assert found.attempted, f"{name} has an example that doctest does not find"

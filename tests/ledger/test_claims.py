@@ -72,12 +72,6 @@ def test_a_skipped_claim_is_not_run_and_says_why(shown):
     assert claims.judge(left) == left
 
 
-def test_a_smoke_run_shows_values_and_no_verdict(shown):
-    claims.open("feature-collapse", profile="smoke").check("fc-one", measured=GOOD)
-    assert shown[0][claims.MIME]["verdict"] == "not run"
-    assert "smoke" in shown[0]["text/html"] and "1.45" in shown[0]["text/html"]
-
-
 def test_the_ledger_refuses_what_it_cannot_judge(files, shown):
     files([CLAIM, claim(id="ufm-one", paper="extended-ufm")])
     ledger = claims.open("feature-collapse")
@@ -147,7 +141,6 @@ def test_prose_about_the_ledger_is_no_check(files, tmp_path):
 
 def test_every_claim_of_the_book_is_measured_by_exactly_one_chapter():
     checked = claims.check_sources(page.path for page in chapters.chapters(ROOT))
-    assert set(checked) == set(declarations.read().claims)
     for name, path in checked.items():
         paper = declarations.read().claims[name]["paper"]  # what goes beyond a paper may stand on its pages
         assert path.parent.name in (paper, "synthesis") or paper == "beyond"

@@ -86,21 +86,16 @@ def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(page):
     assert "../back/ledger.html#ledger-fc-one" in errata.expand(SECTION, {}, {})
 
 
-def test_the_overview_of_the_errata_has_a_row_for_each_and_says_so_when_there_is_none(files):
+def test_the_overview_of_the_errata_has_a_row_for_each_the_slips_apart(files):
     assert "No erratum" in errata.page({}, {})
-    files(errata=[{**ERRATUM, "place": "|x|"}])
+    files(errata=[{**ERRATUM, "place": "|x|"}, {**ERRATUM, "id": "other", "kind": "slip"}])
     page = errata.page({"fc-one": claims.judge(record(BAD))}, {"sign": "The sign of $r$"})
-    assert "## Feature collapse" in page and "Low-rank bias" not in page
+    page, _, slips = page.partition("## Slips")
+    assert "erratum-other" in slips and "Feature collapse, (7)" in slips and "erratum-sign" not in slips
+    assert "## Feature collapse" in page and "Low-rank bias" not in page and "erratum-other" not in page
     (row,) = (line for line in page.splitlines() if "erratum-sign" in line)
     assert '<a href="../errata/feature-collapse.html#erratum-sign">The sign of $r$</a>' in row
-    assert r"| \|x\| |" in row and "claim-contradicted" in row
-
-
-def test_a_slip_stands_in_a_table_of_its_own(files):
-    files(errata=[{**ERRATUM, "kind": "slip"}, {**ERRATUM, "id": "other"}])
-    errata_of_paper, _, slips = errata.page({}, {}).partition("## Slips")
-    assert "erratum-other" in errata_of_paper and "another constant" in errata_of_paper
-    assert "erratum-sign" in slips and "Feature collapse, (7)" in slips and "erratum-other" not in slips
+    assert r"| \|x\| | another constant |" in row and "claim-contradicted" in row
 
 
 def test_every_erratum_of_the_book_has_its_section():

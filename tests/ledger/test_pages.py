@@ -29,7 +29,7 @@ def test_a_table_says_what_stands_against_a_verdict_and_leads_there(files):
     assert 'href="../back/ledger.html#ledger-fc-one"' in table() and "erratum" not in table()
     assert "data: mnist; <a" in table(BAD, dataset="mnist")
     assert "Not run: it takes a cluster.</p>" in table({}, reason="it takes a cluster.")
-    assert "No verdict: the smoke profile" in table(profile="smoke")
+    assert "No verdict: the smoke profile" in table(profile="smoke") and "1.45" in table(profile="smoke")
 
 
 def test_text_from_the_files_cannot_break_the_page(files):
