@@ -18,7 +18,6 @@ from lib.ledger.profiles import PROFILES
         ({"statement": None}, "'statement' is a required property"),
         ({"where": " "}, "where: ' ': text is needed"),
         ({"id": "FC one"}, "id: 'FC one': lower-case"),
-        ({"dataset": 3}, "dataset: 3: a name"),
         ({"expects": {}}, "'expects' was unexpected"),
         ({"expect": {"c": {"below": 1, "above": 0}}}, "c: .*exactly one of"),
         ({"expect": {"c": {"belo": 1}}}, "'belo' was unexpected"),

@@ -80,11 +80,6 @@ def test_a_criterion_of_the_books_own_decides_nothing():
         assert {verdict(claim(expect=expect), {**measured, "ours": value}) for value in (-1, 1)} == {expected}
 
 
-def test_a_declared_data_set_is_no_substitute():
-    assert verdict(claim(dataset="digits"), GOOD, dataset="digits") == "reproduced"
-    assert verdict(claim(dataset=["mnist", "digits"]), GOOD, dataset="digits") == "reproduced"
-
-
 @pytest.mark.parametrize("measured", [GOOD, BAD])
 def test_the_smoke_profile_claims_nothing(measured):
     assert verdict(CLAIM, measured, profile="smoke") == "not run"
