@@ -30,7 +30,7 @@ def met(expectation: dict, value: object) -> bool | None:
     A NaN, an infinity or a value of another type satisfies nothing; a list does if each of its numbers does, which is
     how an interval is shown to lie within a margin.
 
-    >>> met({"value": 1.5, "rel": 0.1}, 1.6), met({"below": 1e-9}, float("nan")), met({"equals": True}, 1)
+    >>> met({"value": 1.5, "abs": 0.1}, 1.55), met({"below": 1e-9}, float("nan")), met({"equals": True}, 1)
     (True, False, False)
     >>> met({"rounds_to": "0.61"}, 0.6149), met({"between": [-0.1, 0.1]}, [-0.02, 0.13])
     (True, False)
@@ -50,8 +50,7 @@ def met(expectation: dict, value: object) -> bool | None:
         printed = Decimal(expectation["rounds_to"])
         return abs(value - float(printed)) <= 0.5 * 10.0 ** printed.as_tuple().exponent
     if "value" in expectation:
-        tolerance = expectation["abs"] if "abs" in expectation else expectation["rel"] * abs(expectation["value"])
-        return abs(value - expectation["value"]) <= tolerance
+        return abs(value - expectation["value"]) <= expectation["abs"]
     if "below" in expectation:
         return value < expectation["below"]
     if "above" in expectation:
@@ -83,9 +82,8 @@ def verdict(
         return "not run"
     printed = {key: expectation for key, expectation in expect.items() if not expectation.get("ours")}
     holds = not any(met(expectation, measured[key]) is False for key, expectation in printed.items())
-    if dataset not in (None, *ORIGINALS) or PROFILES.index(profile) < PROFILES.index(
-        declaration.get("settings", "laptop")
-    ):
+    printed_at = declaration.get("settings", "laptop")
+    if dataset not in (None, *ORIGINALS) or PROFILES.index(profile) < PROFILES.index(printed_at):
         return "seen at reduced size" if holds else "not seen at reduced size"
     findings = [erratum["kind"] for erratum in errata if erratum["kind"] in FINDINGS]
     if findings and not holds:

@@ -12,8 +12,6 @@ from lib.ledger.verdict import VERDICTS, met, verdict
 # an expectation, what meets it, and what does not: on both sides of each bound, and the bound itself
 MET = [
     ({"value": 1.5, "abs": 0.5}, [1.0, 1.5, 2.0], [0.999, 2.001]),
-    ({"value": 2.0, "rel": 0.25}, [1.5, 2.5], [1.499, 2.501]),
-    ({"value": -2.0, "rel": 0.25}, [-1.5, -2.5], [-1.499, -2.501, 2.0]),
     ({"below": 1e-9}, [0, -5, 0.9e-9], [1e-9, 1]),
     ({"above": 2}, [2.001, 5], [2, -5]),
     ({"between": [-0.1, 0.1]}, [-0.1, 0, 0.1], [-0.101, 0.101]),
