@@ -85,16 +85,16 @@ def test_sgd_on_sentences_agrees_to_rounding(normalize, batch_size):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
-def descent(relu, bias, steps, per_run=False, reduce=True):
+def descent(relu, bias, steps, per_run=False):
     start = random_runs(3, 12, 5, 3, range(4), 0.5, bias)
-    rate = torch.tensor([0.1, 0.2, 0.05, 0.1], dtype=torch.float64) if per_run else 0.1
+    lam = torch.tensor([0.01, 0.02, 0.005, 0.01], dtype=torch.float64) if per_run else 0.01
 
     def run(device):
         there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], start.b.to(device) if bias else None)
         seen = []
         gradient_descent(
             there, labels(3, 12, device),
-            Descent(rate.to(device) if per_run else rate, steps, 0.01, 0.02, relu=relu, every=50, reduce=reduce),
+            Descent(0.1, steps, lam, 0.02, relu=relu, every=50),
             watch=lambda step, runs: seen.append(runs),
         )  # fmt: skip
         return [part.cpu() for runs in seen for part in (runs.H, *runs.Ws, *([runs.b] if bias else []))]
@@ -104,49 +104,28 @@ def descent(relu, bias, steps, per_run=False, reduce=True):
 
 @needs_a_gpu
 @pytest.mark.parametrize("relu, bias", [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("per_run, reduce", [(False, True), (True, True), (False, False)])
-def test_gradient_descent_agrees_to_rounding(relu, bias, per_run, reduce):
-    for ours, theirs in zip(*on_both(descent(relu, bias, 130, per_run, reduce)), strict=True):
+@pytest.mark.parametrize("per_run", [False, True])
+def test_gradient_descent_agrees_to_rounding(relu, bias, per_run):
+    for ours, theirs in zip(*on_both(descent(relu, bias, 130, per_run)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
 @needs_a_gpu
 @pytest.mark.parametrize("per_run", [False, True])
-def test_runs_that_settle_one_after_the_other_advance_together_on_a_card(per_run, monkeypatch):
-    """On a card graphs of several groups would wait for one another."""
+def test_runs_that_settle_one_after_the_other_agree(per_run):
     start, y = random_runs(3, 4, 5, 3, range(6), 0.5), labels(3, 4)
     means = start.H.unflatten(-1, (3, 4)).mean(-1).repeat_interleave(4, -1)
     start = start._replace(H=means + (start.H - means) * 0.1 ** torch.arange(2.0, 5.0, 0.5)[:, None, None])
-    rate = torch.tensor([0.1, 0.2, 0.05, 0.1, 0.3, 0.15], dtype=torch.float64) if per_run else 0.2
-    groups, part = {}, unconstrained._collect
-
-    def collect(found, whole):
-        groups[whole.H.device.type].append(len(found))
-        return part(found, whole)
-
-    monkeypatch.setattr(unconstrained, "_collect", collect)
+    lam = torch.tensor([0.01, 0.02, 0.005, 0.01, 0.03, 0.015], dtype=torch.float64) if per_run else 0.01
 
     def run(device):
-        groups[device.type] = []
         there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], None)
-        rates = rate.to(device) if per_run else rate
-        descent = Descent(rates, 600, 0.01, 0.02, relu=True, every=30, tolerance=1e-3, singly=True)
+        descent = Descent(0.2, 600, lam, 0.02, relu=True, every=30, tolerance=1e-3)
         end = gradient_descent(there, y.to(device), descent)
         return [part.cpu() for part in (end.H, *end.Ws)]
 
     for ours, theirs in zip(*on_both(run), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
-    assert max(groups["cpu"]) > 2 == max(groups["cuda"])
-
-
-def test_groups_that_are_joined_keep_the_order_of_the_runs():
-    start, y, rate = random_runs(3, 1, 5, 3, range(6), 0.5), labels(3, 1), torch.arange(1.0, 7, dtype=torch.float64)
-    pace = unconstrained._Pace(rate, [0.02, *[0.01] * 3], 0.0, 3).of_runs(start.H)
-    group = unconstrained._Group.of(torch.arange(6), start, unconstrained._means, y, pace, True)
-    mask = torch.arange(6) % 2 == 1
-    (joined,) = unconstrained._joined([*group.part(mask), *group.part(~mask)])
-    assert joined.index.tolist() == list(range(6)) and torch.equal(joined.pace.rate.flatten(), rate)
-    torch.testing.assert_close(joined.runs(), group.runs())
 
 
 def some_perceptrons(batch_size=16):
@@ -229,8 +208,8 @@ def test_a_step_on_sentences_runs_without_numbers_on_one_device(normalize):
 def test_a_step_of_gradient_descent_runs_without_numbers_on_one_device(relu, bias, per_run):
     start, y = random_runs(3, 12, 5, 3, range(4), 0.5, bias), labels(3, 12, META)
     start = Runs(start.H.to(META), [W.to(META) for W in start.Ws], start.b.to(META) if bias else None)
-    rate = torch.ones(4, dtype=torch.float64, device=META) if per_run else 0.1
-    pace = unconstrained._Pace(rate, [0.02, *[0.01] * 3], 0.0, 36).of_runs(start.H)
+    keep = [torch.ones(4, 1, 1, dtype=torch.float64, device=META) if per_run else 0.99] * 5
     samples = unconstrained._every_sample(start.H, y, 3)
     b = start.b[..., None] if bias else None
-    unconstrained._step_on_device(samples, start.Ws, b, pace, relu)()
+    group = unconstrained._Group(torch.arange(4, device=META), samples, start.Ws, b, keep, 0.1, relu)
+    unconstrained._step_on_device(group, *unconstrained._memory(samples.columns, start.Ws))()

@@ -42,21 +42,17 @@ class Runs(NamedTuple):
 
 
 class Descent(NamedTuple):
-    r"""The settings of :func:`gradient_descent`: steps of a size, and what they descend.
+    r"""The settings of :func:`gradient_descent`: steps of a size, and what they descend."""
 
-    Tensors `(R,)` of learning rates and of decays have one for each run.
-    """
-
-    learning_rate: float | Tensor  #: the step size :math:`\eta`
+    learning_rate: float  #: the step size :math:`\eta`
     steps: int
-    lam_w: float | Tensor | Sequence[float | Tensor]  #: decays as :func:`lib.models.unconstrained.objective` has them
+    #: decays as :func:`lib.models.unconstrained.objective` has them; a tensor `(R,)` has one for each run
+    lam_w: float | Tensor | Sequence[float | Tensor]
     lam_h: float | Tensor | None = None
     lam_b: float = 0.0
     relu: bool = False
     every: int = 0  #: steps between two looks; 0: at both ends only
     tolerance: float = 1e-13  #: deviation of samples from their class mean below which they go on as one
-    reduce: bool = True  #: `False` carries every sample through every step
-    singly: bool = False  #: whether a run's classes may go on as one column while other runs still need all samples
 
 
 def random_runs(
@@ -66,15 +62,13 @@ def random_runs(
 
     `scales` is one number, or one per factor in the order :math:`W_L, \dots, W_1, H` of the paper's figures; the bias
     has that of :math:`W_L`. Drawn on the CPU from a generator per run, so that a seed means the same everywhere.
-    ValueError for another number of scales, or without a layer or a seed.
+    ValueError for another number of scales, or without a layer.
 
     >>> runs = random_runs(K=3, n=2, d=4, layers=2, seeds=range(5), scales=0.1)
     >>> tuple(runs.H.shape), [tuple(W.shape) for W in runs.Ws]
     ((5, 4, 6), [(5, 4, 4), (5, 3, 4)])
     """
     checks.integers(1, layers=layers)
-    if len(seeds) == 0:
-        raise ValueError("seeds is empty: one for each run is needed")
     scales = [float(scales)] * (layers + 1) if isinstance(scales, (int, float)) else list(scales)
     if len(scales) != layers + 1:
         raise ValueError(f"scales has {len(scales)} entries; {layers} layers and the features need {layers + 1}")
@@ -99,14 +93,12 @@ def _by_part(function: Callable[..., Tensor], *runs: Runs) -> Runs:
 
 
 def together(parts: Sequence[Runs]) -> Runs:
-    """Runs of several ensembles of one shape as one ensemble. ValueError without one.
+    """Runs of several ensembles of one shape as one ensemble.
 
     >>> one, two = (random_runs(3, 2, 4, layers=1, seeds=[seed], scales=0.1) for seed in (0, 1))
     >>> tuple(together([one, two]).H.shape)
     (2, 4, 6)
     """
-    if not parts:
-        raise ValueError("parts is empty: at least one ensemble is needed")
     return _by_part(lambda *tensors: torch.cat(tensors), *parts)
 
 
@@ -143,10 +135,10 @@ def gradient_descent(
     y
         Classes `(N,)`, the same for all runs.
     descent
-        The settings. With `relu`, at each look: if in every run and at every level the largest deviation of a feature
-        from its class mean is below `tolerance` times the largest feature entry, and the samples of a class have the
-        same active units, classes are continued as one column each. The deviations are 0 from then on. What is
-        neglected is of the order `tolerance` squared.
+        The settings. With `relu`, at each look: a run in which at every level the largest deviation of a feature from
+        its class mean is at most `tolerance` times the largest feature entry, and the samples of a class have the same
+        active units, goes on with one column for each class. The deviations are 0 from then on. What is neglected is
+        of the order `tolerance` squared.
     watch
         `watch(step, runs)` is called with the full features before the first step, after each `every` steps, and at
         the end. What it is given is its own to keep; at the end it is what is returned.
@@ -163,10 +155,10 @@ def gradient_descent(
     Raises
     ------
     ValueError
-        As the objective, for weights that are not those of R runs or not finite, and for a setting out of its range.
+        As the objective, for weights that are not those of R runs, and for a setting out of its range.
     FloatingPointError
-        If a run diverges and `diverged` is not given, found at the next call of `watch` or at the end; it names the
-        runs, the step and the learning rate.
+        If a run diverges, or starts from numbers that are not finite, and `diverged` is not given; found at the next
+        call of `watch` or at the end. It names the runs, the step and the learning rate.
 
     Examples
     --------
@@ -177,85 +169,65 @@ def gradient_descent(
     >>> objective(end.H, end.Ws, y, 0.1).round(decimals=6).tolist()  # the minimum
     [0.18, 0.18]
     """
-    pace, relu = _checked(start, y, descent), descent.relu
-    rate, steps = descent.learning_rate, descent.steps
-    y, R = y.to(start.H.device), len(start.H)
-    hidden = relu and len(start.Ws) > 1
-    every_run = torch.arange(R, device=start.H.device)
-    kind = _rotated if not hidden else _every_sample if len(y) > start.Ws[-1].shape[-2] else _means
-    groups = [_Group.of(every_run, start, kind if descent.reduce else _every_sample, y, pace, relu)]
+    keep = _checked(start, y, descent)
+    device, R, K = start.H.device, len(start.H), start.Ws[-1].shape[-2]
+    y, everyone = y.to(device), torch.arange(R, device=device)
+    hidden = descent.relu and len(start.Ws) > 1
+
+    def group(index: Tensor, runs: Runs, carried: Callable[[Tensor, Tensor, int], _Samples]) -> _Group:
+        H, Ws, b = select(runs, index)
+        own = [factor[index] if isinstance(factor, Tensor) else factor for factor in keep]
+        b = None if b is None else b[..., None]
+        return _Group(index, carried(H, y, K), Ws, b, own, descent.learning_rate / len(y), descent.relu)
+
+    kind = _rotated if not hidden else _every_sample if len(y) > K else _means
+    groups, settled = [group(everyone, start, kind)], torch.full((R,), kind is _means, device=device)
     if diverged is not None:
         diverged.clear()
     done = 0
-    for stop in [*range(0, steps, descent.every or steps), steps]:
-        for group in groups:
-            group.advance(stop - done)
-        done = stop
-        runs = _collect(groups, start)
+    for stop in [*range(0, descent.steps, descent.every or descent.steps), descent.steps]:
+        for one in groups:
+            one.advance(stop - done)
+        done, runs = stop, _by_part(torch.empty_like, start)
+        for one in groups:
+            _by_part(lambda whole, part, index=one.index: whole.index_copy_(0, index, part), runs, one.runs())
         finite = torch.stack([torch.isfinite(part).flatten(1).all(1) for part in (runs.H, *runs.Ws)]).all(0)
         if not finite.all():
-            lost = (~finite).nonzero()[:, 0].tolist()
+            lost = everyone[~finite]
             if diverged is None:
-                rates = rate[lost].tolist() if isinstance(rate, Tensor) else rate
-                raise FloatingPointError(f"runs {lost} have diverged after {done} steps with learning rate {rates}")
-            diverged |= {run: done for run in lost if run not in diverged}
-            groups = [part for group in groups for part in group.part(finite[group.index])]
-        if hidden and descent.reduce:
-            settled = [group.settled(descent.tolerance) for group in groups]
-            if descent.singly or all(found.all() for found in settled):
-                pairs = list(zip(groups, settled, strict=True))
-                groups = [part for group, found in pairs for part in (*group.part(found, _means), *group.part(~found))]
-                groups = _joined(groups) if start.H.device.type == "cuda" else groups
+                when = f"after {done} steps with learning rate {descent.learning_rate}"
+                raise FloatingPointError(f"runs {lost.tolist()} have diverged {when}")
+            diverged |= {run: done for run in lost.tolist() if run not in diverged}
+            _by_part(lambda part, lost=lost: part.index_fill_(0, lost, torch.nan), runs)
+        if hidden and not settled.all():
+            before, settled = settled, settled | ~finite | _settled(runs, y, descent.tolerance)
+            if not torch.equal(before, settled):
+                kinds = (everyone[~settled], _every_sample), (everyone[settled], _means)
+                groups = [group(index, runs, kind) for index, kind in kinds if len(index)]
         if watch is not None:
             watch(done, runs)
     return runs
 
 
-def _checked(start: Runs, y: Tensor, descent: Descent) -> _Pace:
-    """The pace of the runs, once everything is found to be what :func:`gradient_descent` asks for."""
+def _checked(start: Runs, y: Tensor, descent: Descent) -> list[float | Tensor]:
+    r"""What a step leaves of b, H, W_1 ... W_L, once everything is found to be what :func:`gradient_descent` asks for.
+
+    That is :math:`1 - \eta\lambda`: a number, or one for each run, `(R, 1, 1)`.
+    """
     R, L, (rate, steps, lam_w, lam_h, lam_b) = len(start.H), len(start.Ws), descent[:5]
     decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * (L + (lam_h is None))
     decays = decays if lam_h is None else [lam_h, *decays]
-    _, *first = checks.each(R, learning_rate=rate, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
+    first = checks.each(R, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
     check(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=lam_b)
-    parts = {"H": start.H} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
-    parts |= {} if start.b is None else {"b": start.b}
+    parts = {"H": start.H, "b": start.b} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
     for name, part in parts.items():
-        if part.ndim != 3 - (name == "b") or len(part) != R:
+        if part is not None and (part.ndim != 3 - (name == "b") or len(part) != R):
             raise ValueError(f"{name} has shape {tuple(part.shape)}; its first dimension has to be that of {R} runs")
-    checks.finite(**parts)
+    checks.positive(learning_rate=rate)
     checks.integers(1, steps=steps)
-    checks.not_negative(every=descent.every, tolerance=descent.tolerance)
-    return _Pace(rate, decays, lam_b, len(y)).of_runs(start.H)
-
-
-class _Pace(NamedTuple):
-    """Learning rate, decays of H and W_1 ... W_L, of b, and the number of samples."""
-
-    rate: float | Tensor
-    decays: list[float | Tensor]
-    lam_b: float
-    N: int
-
-    def of_runs(self, like: Tensor) -> _Pace:
-        """As it is if all of them are numbers; where one differs between runs, all of them `(R, 1, 1)`."""
-        if not any(isinstance(value, Tensor) for value in (self.rate, *self.decays)):
-            return self
-        spread = lambda value: (  # noqa: E731
-            torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).reshape(-1, 1, 1).clone()
-        )
-        return self._replace(rate=spread(self.rate), decays=[spread(lam) for lam in self.decays])
-
-    def chosen(self, runs: Tensor) -> _Pace:
-        if not isinstance(self.rate, Tensor):
-            return self
-        return self._replace(rate=self.rate[runs], decays=[lam[runs] for lam in self.decays])
-
-    def factors(self):
-        """What a step leaves of b, H, W_1 ... W_L; the step size over N; and a factor of the gradient, runs apart."""
-        keep = [1 - self.rate * lam for lam in (self.lam_b, *self.decays)]
-        per_run = isinstance(self.rate, Tensor)
-        return *keep, 1 if per_run else self.rate / self.N, self.rate / self.N if per_run else None
+    checks.integers(0, every=descent.every)
+    of_runs = [lam.to(start.H).expand(R).reshape(-1, 1, 1) if isinstance(lam, Tensor) else lam for lam in decays]
+    return [1 - rate * lam for lam in (lam_b, *of_runs)]
 
 
 class _Samples(NamedTuple):
@@ -302,62 +274,41 @@ def _rotated(H: Tensor, y: Tensor, K: int) -> _Samples:
     )
 
 
+def _settled(runs: Runs, y: Tensor, tolerance: float) -> Tensor:
+    """In which runs the samples of each class coincide up to the tolerance and have the same active units."""
+    found, K = torch.ones(len(runs.H), dtype=torch.bool, device=y.device), runs.Ws[-1].shape[-2]
+    for level, H in enumerate(activations(runs.H, runs.Ws, relu=True)):
+        deviations = (H - _class_means(H, y, K)[0][..., y]).abs().amax((-2, -1))
+        found &= deviations <= tolerance * H.abs().amax((-2, -1))
+        if level:
+            shares, _ = _class_means((H > 0).to(H), y, K)  # of the samples of a class, for which a unit is active
+            found &= ((shares == 0) | (shares == 1)).flatten(1).all(1)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Runs that advance together: which ones, their columns, weights, bias `(R, K, 1)` and pace."""
+    """Runs that advance together: which ones, their columns, weights, bias `(R, K, 1)`; and what a step is."""
 
     index: Tensor
     samples: _Samples
-    kind: Callable[[Tensor, Tensor, int], _Samples]
-    y: Tensor
     Ws: list[Tensor]
     b: Tensor | None
-    pace: _Pace
+    keep: list[float | Tensor]  # what it leaves of b, H, W_1 ... W_L
+    step_size: float  # over the number of samples
     relu: bool
-
-    @classmethod
-    def of(cls, index, runs: Runs, kind, y, pace, relu) -> _Group:
-        samples = kind(runs.H, y, runs.Ws[-1].shape[-2])
-        b = None if runs.b is None else runs.b.clone()[..., None]
-        return cls(index, samples, kind, y, [W.clone() for W in runs.Ws], b, pace, relu)
 
     def runs(self) -> Runs:
         """A copy of where they are, with the full features."""
         b = None if self.b is None else self.b[..., 0].clone()
         return Runs(self.samples.features(), [W.clone() for W in self.Ws], b)
 
-    def part(self, mask: Tensor, kind=None) -> list[_Group]:
-        """The runs of a mask as a group of their own, if there are any; the same group if it is all of them."""
-        kind = kind or self.kind
-        if not mask.any():
-            return []
-        if mask.all() and kind is self.kind:
-            return [self]
-        pace = self.pace.chosen(mask)
-        return [_Group.of(self.index[mask], select(self.runs(), mask), kind, self.y, pace, self.relu)]
-
-    def settled(self, tolerance: float) -> Tensor:
-        """In which runs the samples of each class coincide up to the tolerance and have the same active units."""
-        found = torch.ones(len(self.index), dtype=torch.bool, device=self.index.device)
-        if self.kind is _means:
-            return found
-        features, K = self.samples.features(), self.Ws[-1].shape[-2]
-        first = torch.stack([(self.y == k).nonzero()[0, 0] for k in range(K)])[self.y]
-        for level, H in enumerate(activations(features, self.Ws, relu=True)):
-            deviations = (H - _class_means(H, self.y, K)[0][..., self.y]).abs().amax((-2, -1))
-            found &= deviations <= tolerance * H.abs().amax((-2, -1))
-            if level:
-                active = H > 0
-                found &= (active == active[..., first]).all(-1).all(-1)
-        return found
-
     @cached_property
     def steps(self) -> Callable[[int], None]:
         """Make so many steps, in place; on a GPU a graph that lasts as long as the group."""
-        columns = self.samples.columns
-        on_processor = columns.device.type == "cpu" and columns.dtype != torch.bfloat16  # numpy has no such type
-        make = _step_on_processor if on_processor else _step_on_device
-        return recorded(make(self.samples, self.Ws, self.b, self.pace, self.relu), columns.device, unroll=20)
+        device = self.index.device
+        make = _step_on_processor if device.type == "cpu" else _step_on_device
+        return recorded(make(self, *_memory(self.samples.columns, self.Ws)), device, unroll=20)
 
     def advance(self, steps: int) -> None:
         if steps:
@@ -374,97 +325,69 @@ class _Group:
                     torch.set_flush_denormal(False)
 
 
-def _collect(groups: list[_Group], start: Runs) -> Runs:
-    """All runs in their order; nan where a run is in no group."""
-    if len(groups) == 1 and len(groups[0].index) == len(start.H):
-        return groups[0].runs()
-    found = _by_part(lambda part: torch.full_like(part, torch.nan), start)
-    for group in groups:
-        _by_part(lambda whole, part, index=group.index: whole.index_copy_(0, index, part), found, group.runs())
-    return found
+def _memory(columns: Tensor, Ws: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The columns, then memory for each level above them, with the scores; and memory for the gradients of all.
+
+    They lie in memory as the columns do: as rows, which is faster where there are few of them, or as columns.
+    """
+    R, _, N = columns.shape
+    rows = not columns.is_contiguous()
+    sizes = [W.shape[-2] for W in Ws]
+    levels = [columns] + [columns.new_empty(R, N, d).mT if rows else columns.new_empty(R, d, N) for d in sizes]
+    return levels, [torch.empty_like(level) for level in levels]
 
 
-def _joined(groups: list[_Group]) -> list[_Group]:
-    """Class means of all groups as one group, its runs in their order: on a GPU groups wait for one another."""
-    means = [group for group in groups if group.kind is _means]
-    if len(means) < 2:
-        return groups
-    index, runs = torch.cat([group.index for group in means]), together([group.runs() for group in means])
-    pace = means[0].pace
-    if isinstance(pace.rate, Tensor):
-        decays = [torch.cat(factor) for factor in zip(*(group.pace.decays for group in means), strict=True)]
-        pace = pace._replace(rate=torch.cat([group.pace.rate for group in means]), decays=decays)
-    order = index.argsort()
-    whole = _Group.of(index[order], select(runs, order), _means, means[0].y, pace.chosen(order), means[0].relu)
-    return [whole, *(group for group in groups if group.kind is not _means)]
-
-
-def _step_on_processor(samples, Ws, b, pace, relu):
+def _step_on_processor(group: _Group, levels: list[Tensor], gradients: list[Tensor]) -> Callable[[], None]:
     """One step, in place, as a function, by numpy: its products of small matrices take about half of torch's time.
 
-    The samples stay as they lie in memory, as rows or as columns. Every gradient contains the step size.
+    Products are of matrices of columns; what passes over all numbers of one has it as it lies in memory, which is
+    faster. Every gradient contains the step size.
     """
-    columns, last, R = samples.columns, len(Ws) - 1, len(samples.columns)
-    rows = not columns.is_contiguous()
-    turned = lambda array: array.swapaxes(1, 2)  # noqa: E731
-    X, Y = (part.mT.numpy() if rows else part.numpy() for part in (columns, samples.targets))
-    ones = samples.ones.numpy()[:, None]
-    keep_b, keep_h, *keep, step_size, scale = pace.factors()
-    factor = step_size if scale is None else scale.numpy()
-    *keep, keep_h, keep_b = (x.numpy() if isinstance(x, Tensor) else x for x in (*keep, keep_h, keep_b))
-    Ws, b = [W.numpy() for W in Ws], None if b is None else b.numpy()
-    spare = {W.shape: np.empty(W.shape, W.dtype) for W in Ws}
-    shapes = [(R, X.shape[1], W.shape[1]) if rows else (R, W.shape[1], X.shape[2]) for W in Ws]
-    levels = [X, *(np.empty(shape, X.dtype) for shape in shapes[:-1])]
-    gradients = [np.empty(shape, X.dtype) for shape in (X.shape, *shapes)]  # the last one begins as the scores
-    active = [None, *(np.empty(shape, bool) for shape in shapes[:-1])]
-    forward, backward, outer = [], [], []
-    for i, W in enumerate(Ws):
-        H, up, down = levels[i], gradients[i + 1] if i == last else levels[i + 1], gradients[i + 1]
-        forward.append((H, turned(W), up) if rows else (W, H, up))
-        backward.append((down, W, gradients[i]) if rows else (turned(W), down, gradients[i]))
-        outer.append((turned(down), H, spare[W.shape]) if rows else (down, turned(H), spare[W.shape]))
+    relu, step_size, last, rows = group.relu, group.step_size, len(group.Ws) - 1, not levels[0].is_contiguous()
+    as_it_lies = lambda part: (part.mT if rows else part).numpy()  # noqa: E731
+    H, D, Ws = ([part.numpy() for part in parts] for parts in (levels, gradients, group.Ws))
+    H_lying, D_lying = ([as_it_lies(part) for part in parts] for parts in (levels, gradients))
+    H_t, Ws_t = ([part.swapaxes(1, 2) for part in parts] for parts in (H, Ws))
+    Y, ones = as_it_lies(group.samples.targets), group.samples.ones.numpy()[:, None]
+    ones_lying = ones if rows else ones.T
+    b, b_lying = (None, None) if group.b is None else (group.b.numpy(), as_it_lies(group.b))
+    keep_b, keep_h, *keep = (factor.numpy() if isinstance(factor, Tensor) else factor for factor in group.keep)
+    spare = {W.shape: np.empty_like(W) for W in Ws}
+    active = [np.empty_like(level, dtype=bool) for level in H_lying]
 
     def step():
         for i in range(last):
-            np.matmul(*forward[i])
+            np.matmul(Ws[i], H[i], out=H[i + 1])
             if relu:
-                np.maximum(levels[i + 1], 0, out=levels[i + 1])
-        np.matmul(*forward[last])
-        G = gradients[-1]
+                np.maximum(H_lying[i + 1], 0, out=H_lying[i + 1])
+        G, G_lying = np.matmul(Ws[last], H[last], out=H[-1]), H_lying[-1]
         if b is not None:
-            np.add(G, turned(b) * ones if rows else b * ones.T, out=G)
-        np.subtract(G, Y, out=G)
-        np.multiply(G, factor, out=G)
+            np.add(G_lying, b_lying * ones_lying, out=G_lying)
+        np.subtract(G_lying, Y, out=G_lying)
+        np.multiply(G_lying, step_size, out=G_lying)
         if b is not None:
-            np.subtract(keep_b * b, (turned(G) if rows else G) @ ones, out=b)
+            np.subtract(keep_b * b, G @ ones, out=b)
         for i in range(last, -1, -1):
-            np.matmul(*outer[i])
-            np.matmul(*backward[i])
+            slope = np.matmul(G, H_t[i], out=spare[Ws[i].shape])
+            G = np.matmul(Ws_t[i], G, out=D[i])
             np.multiply(Ws[i], keep[i], out=Ws[i])
-            np.subtract(Ws[i], spare[Ws[i].shape], out=Ws[i])
+            np.subtract(Ws[i], slope, out=Ws[i])
             if relu and i:
-                np.greater(levels[i], 0, out=active[i])
-                np.multiply(gradients[i], active[i], out=gradients[i])
-        np.multiply(X, keep_h, out=X)
-        np.subtract(X, gradients[0], out=X)
+                np.greater(H_lying[i], 0, out=active[i])
+                np.multiply(D_lying[i], active[i], out=D_lying[i])
+        np.multiply(H_lying[0], keep_h, out=H_lying[0])
+        np.subtract(H_lying[0], D_lying[0], out=H_lying[0])
 
     return step
 
 
-def _step_on_device(samples, Ws, b, pace, relu):
-    """The same on a GPU, where the overhead of a call is what it costs, so there are as few as possible.
-
-    All levels lie in memory as the samples do: as rows, which is faster where there are few of them, or as columns.
-    """
-    H, R, last = samples.columns, len(samples.columns), len(Ws) - 1
-    Y, ones = samples.targets.expand(R, -1, -1), samples.ones.expand(R, 1, -1)
-    rows = not H.is_contiguous()
-    shapes = [(R, W.shape[-2], H.shape[-1]) for W in Ws]
-    levels = [H] + [H.new_empty(R, N, d).mT if rows else H.new_empty(R, d, N) for R, d, N in shapes]
-    gradients = [torch.empty_like(level) for level in levels]
+def _step_on_device(group: _Group, levels: list[Tensor], gradients: list[Tensor]) -> Callable[[], None]:
+    """The same on a GPU, where the overhead of a call is what it costs, so there are as few as possible."""
+    Ws, b, step_size, relu, last = group.Ws, group.b, group.step_size, group.relu, len(group.Ws) - 1
+    H, R = levels[0], len(levels[0])
+    Y, ones = group.samples.targets.expand(R, -1, -1), group.samples.ones.expand(R, 1, -1)
     before = torch.empty_like(Ws[0])
-    keep_b, keep_h, *keep, step_size, scale = pace.factors()
+    keep_b, keep_h, *keep = group.keep
 
     def step():
         for i in range(last):
@@ -474,9 +397,6 @@ def _step_on_device(samples, Ws, b, pace, relu):
         G = torch.baddbmm(Y, Ws[last], levels[last], beta=-1, out=levels[-1])
         if b is not None:
             G.baddbmm_(b, ones)
-        if scale is not None:
-            G.mul_(scale)
-        if b is not None:
             _update(b, G, ones.mT, keep_b, step_size)
         for i in range(last, 0, -1):
             torch.bmm(Ws[i].mT, G, out=gradients[i])
