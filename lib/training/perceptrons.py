@@ -88,24 +88,14 @@ def initialise(
 ) -> Weights:
     """:func:`stack` of :func:`lib.models.networks.mlp` for each seed, without holding the R modules at once.
 
-    The other arguments are those of :func:`lib.models.networks.mlp`. ValueError as there, and without a seed.
+    The other arguments are those of :func:`lib.models.networks.mlp`. ValueError as there.
 
     >>> weights = initialise(seeds=[0, 1], inputs=4, M=3, K=2, width=8, depth=2)
     >>> [tuple(A.shape) for A in weights.matrices]
     [(2, 8, 4), (2, 3, 8), (2, 2, 3)]
     """
-    if len(seeds) == 0:
-        raise ValueError("seeds is empty: one for each run is needed")
     models = (mlp(inputs, M, K, width, depth, seed=seed).to(device, dtype) for seed in seeds)
     return stack(models, len(seeds))
-
-
-class History(NamedTuple):
-    """Loss, objective and accuracy of R runs after each epoch, `(R, epochs)` each in float64 on the CPU."""
-
-    objective: Tensor
-    loss: Tensor
-    accuracy: Tensor
 
 
 @torch.no_grad()
@@ -116,7 +106,7 @@ def train_together(
     losses: Sequence[tuple[str, float]],
     sgd: SGD,
     seeds: Sequence[int] | None = None,
-) -> History:
+) -> None:
     r"""Train R networks in place by SGD on the regularised risk of each, as R calls of :func:`lib.training.sgd.train`.
 
     .. math::
@@ -156,28 +146,22 @@ def train_together(
     seeds
         Of the order of the samples in each run; 0 to R-1 if left out.
 
-    Returns
-    -------
-    History
-        `loss` and `accuracy`, means over the batches as they were trained on, and `objective`, that loss plus
-        :math:`\frac\lambda2\|\theta\|^2` at the end of the epoch.
-
     Raises
     ------
     ValueError
-        For a number out of its range, an unknown loss, inputs that are not finite, labels or shapes that do not fit,
-        and where a batch would have one sample only, which cannot be normalised.
+        For a number out of its range, an unknown loss, labels or shapes that do not fit, and where a batch would have
+        one sample only, which cannot be normalised.
     FloatingPointError
-        If the objective of a run is not finite at the end of an epoch; it names the epoch and the first such run. The
-        weights are of no use then.
+        If the weights of a run are not finite at the end of an epoch; it names the epoch and the first such run. No
+        weights are of use then.
 
     Examples
     --------
     >>> models = initialise(seeds=[0, 1], inputs=2, M=4, K=2, width=8, depth=2)
     >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
-    >>> history = train_together(models, x, y, [("ce", 0), ("ls", 0.1)], SGD(epochs=20, learning_rate=0.1))
-    >>> tuple(history.loss.shape), bool((history.loss[:, -1] < history.loss[:, 0]).all())
-    ((2, 20), True)
+    >>> train_together(models, x, y, [("ce", 0), ("ls", 0.1)], SGD(epochs=50, learning_rate=0.1))
+    >>> classify(models, features(models, x)).argmax(-1).tolist()
+    [[0, 1], [0, 1]]
     """
     R, N = len(models.matrices[0]), len(x)
     seeds = range(R) if seeds is None else seeds
@@ -185,21 +169,19 @@ def train_together(
     _check(models, x, y, losses, seeds, sgd.batch_size)
     ensemble = _Ensemble(models, x, y.expand(R, N), losses, sgd)
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
-    history, rate = [], sgd.learning_rate
+    rate = sgd.learning_rate
     for epoch in range(1, sgd.epochs + 1):
         order = torch.stack([torch.randperm(N, generator=generator) for generator in orders])
         with rounding_to_tf32():
-            means = ensemble.epoch(order.to(x.device), rate)
-        means = torch.cat([means[:1] + sgd.weight_decay / 2 * _squares(ensemble.models), means]).cpu()
-        if not means.isfinite().all():
-            run = int((~means.isfinite()).any(0).nonzero()[0])
-            what = f"the loss is {means[1, run]:.6g}, the objective {means[0, run]:.6g}"
-            raise FloatingPointError(f"epoch {epoch}, run {run}: {what}; learning_rate = {rate} may be too large")
-        history.append(means)
+            ensemble.epoch(order.to(x.device), rate)
+        parts = [*ensemble.models.matrices, ensemble.vectors]
+        finite = torch.stack([part.isfinite().flatten(1).all(1) for part in parts]).all(0)
+        if not finite.all():
+            run = int((~finite).nonzero()[0])
+            raise FloatingPointError(f"epoch {epoch}, run {run}: learning_rate = {rate} may be too large")
         rate = rate * sgd.gamma if epoch in sgd.milestones else rate
     for mine, theirs in zip(ensemble.models[1:], models[1:], strict=True):  # the matrices were moved in place
         torch._foreach_copy_(theirs, mine)
-    return History(*torch.stack(history, -1))
 
 
 @torch.no_grad()
@@ -274,17 +256,15 @@ class _Ensemble:
                 alpha = like.new_tensor([losses[run][1] for run in runs])[:, None, None]
                 self.losses.append((function, torch.tensor(runs, device=like.device), alpha))
 
-    def epoch(self, orders: Tensor, rate: float) -> Tensor:
-        """A step for each batch; mean loss and accuracy `(2, R)` as they were trained on, in float64."""
-        total = torch.zeros(2, len(orders), dtype=torch.float64, device=self.x.device)
+    def epoch(self, orders: Tensor, rate: float) -> None:
+        """A step for each batch."""
         for batch in orders.tensor_split(self.batches, 1):
             images = self.images[: batch.numel()]
             torch.index_select(self.x, 0, batch.flatten(), out=images)
-            total += self.step(images.view(*batch.shape, -1), self.y.gather(1, batch), rate)
-        return total / len(self.x)
+            self.step(images.view(*batch.shape, -1), self.y.gather(1, batch), rate)
 
-    def step(self, images: Tensor, labels: Tensor, rate: float) -> Tensor:
-        """Move all weights; sums `(2, R)` over the batch of losses and correct answers before that."""
+    def step(self, images: Tensor, labels: Tensor, rate: float) -> None:
+        """Move all weights against the gradient on a batch."""
         models, As, B, L = self.models, self.models.matrices, images.shape[1], len(self.centred)
         centred = [part[:, :B] for part in self.centred]
         active = [images, *(part[:, :B] for part in self.active)]
@@ -303,7 +283,7 @@ class _Ensemble:
         self.means.lerp_(self.batch_means.add_(self.hidden_biases), _FORGET)
         self.variances.lerp_(self.batch_variances.mul_(B / (B - 1)), _FORGET)  # PyTorch keeps the unbiased ones
 
-        found, G = self._loss(classify(models, active[-1]), labels)
+        G = self._slope(classify(models, active[-1]), labels)
         D = torch.bmm(G, As[-1], out=gradients[As[-1].shape[-1]])
         self._move_matrix(-1, G, active[-1], rate)
         torch.sum(G, 1, out=self.bias_gradient)
@@ -319,7 +299,6 @@ class _Ensemble:
                 D = torch.bmm(G, As[i], out=gradients[As[i].shape[-1]])
             self._move_matrix(i, G, active[i], rate)
         self._move(self.vectors, self.vector_momenta, rate, lambda v, keep: v.mul_(keep).add_(self.vector_gradient))
-        return found
 
     def _move_matrix(self, i: int, G: Tensor, H: Tensor, rate: float) -> None:
         self._move(
@@ -342,12 +321,12 @@ class _Ensemble:
             v.add_(part, alpha=decay)
         part.add_(v, alpha=-rate - ahead)
 
-    def _loss(self, S: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums `(2, R)` of losses and correct answers, and the gradient `(R, B, K)` of the mean loss."""
-        values, G = S.new_empty(len(S)), torch.empty_like(S)
+    def _slope(self, S: Tensor, y: Tensor) -> Tensor:
+        """The gradient `(R, B, K)` of the mean loss of each run in its scores."""
+        G = torch.empty_like(S)
         for function, runs, alpha in self.losses:
-            values[runs], G[runs] = function(S[runs], y[runs], alpha)
-        return torch.stack([values, (S.argmax(-1) == y).sum(1)]), G.div_(y.shape[1])
+            G[runs] = function(S[runs], y[runs], alpha)
+        return G.div_(y.shape[1])
 
 
 def _joined(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -356,27 +335,25 @@ def _joined(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return joined, list(joined.split([part.shape[1] for part in parts], 1))
 
 
+# The gradients of the losses of single samples in the scores `S: (r, B, K)`; `y: (r, B)`, `alpha: (r, 1, 1)`.
+
+
 def _cross_entropy(S, y, alpha):
-    log_p = S.log_softmax(-1)
     targets = (alpha / S.shape[-1]).expand_as(S).scatter_add(-1, y[..., None], (1 - alpha).expand(*y.shape, 1))
-    return -(targets * log_p).sum((1, 2)), log_p.exp_().sub_(targets)
+    return S.log_softmax(-1).exp_().sub_(targets)
 
 
 def _relaxation(S, y, alpha):
     y = y[..., None]
-    log_p, total = S.log_softmax(-1), S.logsumexp(-1, keepdim=True)
+    log_p = S.log_softmax(-1)
+    right = log_p.gather(-1, y) >= torch.log1p(-alpha)  # asked so that a score that is not a number shows
     others = S.scatter(-1, y, -math.inf)
-    label, rest = log_p.gather(-1, y), others.logsumexp(-1, keepdim=True) - total
-    kept = torch.log1p(-alpha)
-    right = label >= kept  # asked so that a score that is not a number shows
-    value = torch.where(right, 0.0, (1 - alpha) * (kept - label) + alpha * (alpha.log() - rest))
     targets = (alpha * others.softmax(-1)).scatter(-1, y, (1 - alpha).expand_as(y))
-    return value.sum((1, 2)), torch.where(right, 0.0, log_p.exp_().sub_(targets))
+    return torch.where(right, 0.0, log_p.exp_().sub_(targets))
 
 
 def _squared(S, y, alpha):
-    error = S.scatter_add(-1, y[..., None], torch.full_like(S[..., :1], -1.0))
-    return error.square().sum((1, 2)) / S.shape[-1], error * (2 / S.shape[-1])
+    return S.scatter_add(-1, y[..., None], torch.full_like(S[..., :1], -1.0)) * (2 / S.shape[-1])
 
 
 _LOSSES = {"ce": _cross_entropy, "ls": _cross_entropy, "lr": _relaxation, "mse": _squared}
@@ -385,7 +362,7 @@ _LOSSES = {"ce": _cross_entropy, "ls": _cross_entropy, "lr": _relaxation, "mse":
 def _check(models: Weights, x: Tensor, y: Tensor, losses, seeds, batch_size: int) -> None:
     R, _, inputs = models.matrices[0].shape
     K, N = models.matrices[-1].shape[-2], len(x)
-    if x.ndim != 2 or x.shape[1] != inputs or N == 0:
+    if x.shape != (N, inputs) or N == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}: (N, {inputs}) is needed")
     if y.shape not in ((N,), (R, N)):
         raise ValueError(f"y has shape {tuple(y.shape)}: ({R}, {N}), or ({N},) for all runs, is needed")
@@ -399,13 +376,3 @@ def _check(models: Weights, x: Tensor, y: Tensor, losses, seeds, batch_size: int
             raise ValueError(f"losses[{run}] is {name!r} with alpha = {alpha!r}, which is out of its range")
     if N // math.ceil(N / batch_size) < 2:
         raise ValueError(f"batch_size = {batch_size} leaves one of {N} samples alone: batch normalisation needs 2")
-    checks.finite(x=x)
-
-
-def _squares(models: Weights) -> Tensor:
-    r""":math:`\|\theta_r\|^2` of all parameters of each run, `(R,)` in float64."""
-    total = torch.zeros(len(models.matrices[0]), dtype=torch.float64, device=models.matrices[0].device)
-    for part in (part.flatten(1) for parts in models[:4] for part in parts):
-        some = max(1, 2**24 // part.shape[1])  # a few runs after the other: the squares are in double precision
-        total += torch.cat([rows.double().square().sum(1) for rows in part.split(some)])
-    return total

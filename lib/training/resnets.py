@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lib import checks
@@ -24,27 +24,14 @@ _EPS, _FORGET = 1e-5, 0.1  # of nn.BatchNorm2d
 
 
 class Look(NamedTuple):
-    r"""What R networks do with N samples.
+    """What R networks do with N samples, in float64."""
 
-    Attributes
-    ----------
-    layers
-        :math:`H_1, \tilde H_2, \dots, \tilde H_{L+1}` as rows, each `(R, N, width)`, float64; the last are the scores.
-    weights
-        :math:`W_1, \dots, W_L`, each `(R, out, in)`, float64.
-    squared_norm
-        Of all parameters, :math:`\|\theta\|^2`, `(R,)`.
-    """
-
-    layers: list[Tensor]
-    weights: list[Tensor]
-    squared_norm: Tensor
+    layers: list[Tensor]  #: :math:`H_1, \tilde H_2, \dots, \tilde H_{L+1}` as rows, `(R, N, width)`; the last: scores
+    weights: list[Tensor]  #: :math:`W_1, \dots, W_L`, each `(R, out, in)`
 
 
 class Ensemble:
-    """R networks side by side; made of copies of their weights.
-
-    ValueError for networks that are not those of :func:`lib.models.networks.resnet20` or of more than one shape.
+    """R networks of :func:`lib.models.networks.resnet20`, of one shape, side by side; made of copies of their weights.
 
     >>> from lib.models.networks import resnet20
     >>> ensemble = Ensemble([resnet20(K=3, width=1 / 4, seed=seed) for seed in (0, 1)])
@@ -53,12 +40,8 @@ class Ensemble:
     ((2, 5, 16), (2, 5, 3))
     """
 
-    def __init__(self, models: Sequence[nn.Module], device: torch.device | str = "cpu"):
-        if not models or not all(isinstance(model, ResNet20) for model in models):
-            raise ValueError("models: at least one network of lib.models.networks.resnet20 is needed, and no other")
+    def __init__(self, models: Sequence[ResNet20], device: torch.device | str = "cpu"):
         weights = [dict(model.named_parameters()) for model in models]
-        if len({tuple((name, p.shape) for name, p in own.items()) for own in weights}) > 1:
-            raise ValueError("models have different shapes: networks of one shape are needed")
         self._template, self.runs = models[0], len(models)
         self.parameters = {}  #: convolutions and batch normalisation `(R out, ...)`, the head `(R, out, in)`
         for name in weights[0]:
@@ -114,9 +97,7 @@ class Ensemble:
         batches = [self.forward(part.expand(self.runs, *part.shape)) for part in x.split(batch_size)]
         layers = [torch.cat(parts, 1).double() for parts in zip(*batches, strict=True)]
         heads = [self.parameters[f"head.{layer}.weight"].detach() for layer in range(self.depth)]
-        weights = [W.to(torch.float64, copy=True) for W in heads]  # training goes on in place
-        squares = [part.double().square().reshape(self.runs, -1).sum(1) for part in self.parameters.values()]
-        return Look(layers, weights, torch.stack(squares).sum(0))
+        return Look(layers, [W.to(torch.float64, copy=True) for W in heads])  # training goes on in place
 
 
 class Schedule(NamedTuple):
