@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 import torch
 
-from lib.checks import positive_integers
-
 _WARM_UP = 2  # real steps before the recording, in which libraries load their kernels and allocate their workspaces
 _RECORDING = threading.Lock()  # one at a time: a recording synchronises the device, and PyTorch has only 32 streams
 _OWN = threading.local()  # of a thread: the stream on which it records, and with it the libraries' workspaces
@@ -28,14 +26,11 @@ def recorded(step: Callable[[], object], device: torch.device | str, unroll: int
     later ones; the steps before the recording, and those that fill no graph, are plain calls. The calling thread
     must not wait for the steps in `step`: no `.item()`, no shape that depends on numbers, no copy from the processor.
 
-    ValueError if `unroll` is not positive.
-
     >>> total = torch.zeros(())
     >>> advance = recorded(lambda: total.add_(1), device="cpu")
     >>> advance(25), advance(3), total.item()
     (None, None, 28.0)
     """
-    positive_integers(unroll=unroll)
     device, graph = torch.device(device), None
 
     def advance(steps: int) -> None:

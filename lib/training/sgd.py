@@ -15,7 +15,6 @@ from lib import checks
 
 #: A function of scores `(N, K)` and labels `(N,)` that returns a scalar.
 Loss = Callable[[Tensor, Tensor], Tensor]
-_COLUMNS = ("epoch", "objective", "loss", "accuracy", "lr", "seconds")  # of a row, before what the callback adds
 
 
 class SGD(NamedTuple):
@@ -100,10 +99,9 @@ def train(
     Raises
     ------
     ValueError
-        For a setting out of its range, inputs that are not finite, labels or shapes that do not fit, and a callback's
-        entry that has the name of a column.
+        For a setting out of its range, and labels that do not fit.
     FloatingPointError
-        If the loss of an epoch, or the objective at its end, is not finite; it names the epoch.
+        If the loss of an epoch, or the objective at its end, is not finite, be it for the inputs; it names the epoch.
 
     Examples
     --------
@@ -119,7 +117,9 @@ def train(
     # writes where it should not, with an odd batch and several threads (torch 2.13)
     channels_last = (on_gpu if channels_last is None else channels_last) and x.ndim == 4
     model.to(device, memory_format=torch.channels_last if channels_last else torch.preserve_format)
-    _check(model, x, y)
+    with torch.no_grad(), _evaluating(model):
+        K = model(x[:1]).shape[-1]
+    checks.labels(y, len(x), K, every=False)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(
@@ -131,9 +131,6 @@ def train(
 
     def report(row: dict) -> None:
         found = (callback(row["epoch"]) if callback else None) or {}
-        taken = next((name for name in found if name in _COLUMNS), None)
-        if taken:
-            raise ValueError(f"callback({row['epoch']}) returned {taken!r}: the row has a column of this name")
         if found or row["epoch"]:
             history.append(row | found)
 
@@ -223,11 +220,3 @@ def fastest_convolutions():
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _check(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """ValueError unless the inputs are finite and the scores (of the first sample) have a column for each label."""
-    checks.finite(x=x)
-    with torch.no_grad(), _evaluating(model):
-        K = model(x[:1]).shape[-1]
-    checks.labels(y, len(x), K, every=False)

@@ -41,58 +41,42 @@ def plain(history):
     return [{key: value for key, value in row.items() if key != "seconds"} for row in history]
 
 
-def test_a_run_learns_separable_classes():
-    x, y = blobs()
-    model = linear()
-    history = train(model, x, y, F.cross_entropy, SGD(20, 0.1, batch_size=10))
-    assert history[-1]["loss"] < history[0]["loss"] / 10
-    assert history[-1]["accuracy"] == evaluate(model, x, y, F.cross_entropy)["accuracy"] == 1
-    assert [row["epoch"] for row in history] == list(range(1, 21))
-
-
 def test_a_network_learns_a_few_images():
     x, y = images()
-    history = train(resnet18(3, 1, 1 / 16, bias=False), x, y, squared_error, SGD(15, 0.01, batch_size=8))
+    model = resnet18(3, 1, 1 / 16, bias=False)
+    history = train(model, x, y, squared_error, SGD(15, 0.01, batch_size=8))
     assert history[-1]["loss"] < history[0]["loss"] / 5
-    assert history[-1]["accuracy"] == 1
+    assert history[-1]["accuracy"] == evaluate(model, x, y, squared_error)["accuracy"] == 1
+    assert [row["epoch"] for row in history] == list(range(1, 16))
 
 
-def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_out():
-    """With one batch per epoch the order of the samples does not matter."""
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_out(nesterov):
+    """With one batch per epoch the order of the samples does not matter.
+
+    Nesterov's momentum is Sutskever's: a gradient at the point to which the velocity alone would lead. As long as the
+    learning rate does not change, PyTorch's other form of momentum comes to the same, and it stores that point.
+    """
     x, y = blobs(dtype=torch.float64)
     model, epochs, lr, momentum, decay = linear(dtype=torch.float64), 7, 0.03, 0.8, 0.02
+    milestones = () if nesterov else (3, 5)
     W, b = (p.detach().clone() for p in (model.weight, model.bias))
-    history = train(model, x, y, squared_error, SGD(epochs, lr, (3, 5), 0.5, decay, momentum, batch_size=len(y)))
+    sgd = SGD(epochs, lr, milestones, 0.5, decay, momentum, nesterov, batch_size=len(y))
+    history = train(model, x, y, squared_error, sgd)
     V, v, Y = torch.zeros_like(W), torch.zeros_like(b), torch.eye(3, dtype=torch.float64)[y]
-    for epoch in range(1, epochs + 1):
+    position = W, b
+    for row in history:
         residual = x @ W.T + b - Y
-        assert history[epoch - 1]["loss"] == pytest.approx(residual.square().sum().item() / (2 * len(y)), rel=1e-12)
+        assert row["loss"] == pytest.approx(residual.square().sum().item() / (2 * len(y)), rel=1e-12)
         V = momentum * V + residual.T @ x / len(y) + decay * W
         v = momentum * v + residual.mean(0) + decay * b
-        rate = lr * 0.5 ** ((epoch > 3) + (epoch > 5))
-        W, b = W - rate * V, b - rate * v
-        squares = (W.square().sum() + b.square().sum()).item()
-        objective = history[epoch - 1]["loss"] + decay / 2 * squares
-        assert history[epoch - 1]["objective"] == pytest.approx(objective, rel=1e-12)
+        rate = lr * 0.5 ** sum(row["epoch"] > milestone for milestone in milestones)
+        position = position[0] - rate * V, position[1] - rate * v
+        W, b = (position[0] - momentum * rate * V, position[1] - momentum * rate * v) if nesterov else position
+        objective = row["loss"] + decay / 2 * (W.square().sum() + b.square().sum()).item()
+        assert row["objective"] == pytest.approx(objective, rel=1e-12)
     torch.testing.assert_close(model.weight.detach(), W, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(model.bias.detach(), b, rtol=1e-11, atol=1e-13)
-
-
-def test_nesterov_momentum_is_gradient_descent_whose_gradient_is_taken_ahead():
-    """Sutskever's form: the gradient at the point to which the velocity alone would lead. PyTorch stores that point."""
-    x, y = blobs(dtype=torch.float64)
-    model, epochs, lr, momentum, decay = linear(dtype=torch.float64), 7, 0.03, 0.8, 0.02
-    ahead = [p.detach().clone() for p in (model.weight, model.bias)]
-    train(model, x, y, squared_error, SGD(epochs, lr, (), 0.5, decay, momentum, nesterov=True, batch_size=len(y)))
-    position, velocity, Y = [p.clone() for p in ahead], [torch.zeros_like(p) for p in ahead], torch.eye(3).double()[y]
-    for _ in range(epochs):
-        residual = x @ ahead[0].T + ahead[1] - Y
-        gradient = [residual.T @ x / len(y) + decay * ahead[0], residual.mean(0) + decay * ahead[1]]
-        velocity = [momentum * v - lr * g for v, g in zip(velocity, gradient, strict=True)]
-        position = [p + v for p, v in zip(position, velocity, strict=True)]
-        ahead = [p + momentum * v for p, v in zip(position, velocity, strict=True)]
-    torch.testing.assert_close(model.weight.detach(), ahead[0], rtol=1e-11, atol=1e-13)
-    torch.testing.assert_close(model.bias.detach(), ahead[1], rtol=1e-11, atol=1e-13)
 
 
 def test_an_epoch_visits_every_sample_once_in_batches_of_nearly_one_size():
@@ -177,14 +161,11 @@ def test_evaluate_leaves_frozen_parts_of_a_model_frozen():
     assert model.training and model.layer1.training and not model.bn1.training
 
 
-def test_evaluate_averages_over_samples_whatever_the_batches():
+@pytest.mark.parametrize("batch_size", [5, 23, 100])
+def test_evaluate_averages_over_samples_whatever_the_batches(batch_size):
     x, y = blobs(23)
-    model = linear()
-    model.train()
-    whole = F.cross_entropy(model(x), y).item()
-    for batch_size in (5, 23, 100):
-        assert evaluate(model, x, y, F.cross_entropy, batch_size)["loss"] == pytest.approx(whole, rel=1e-6)
-    assert model.training
+    whole = F.cross_entropy(linear()(x), y).item()
+    assert evaluate(linear(), x, y, F.cross_entropy, batch_size)["loss"] == pytest.approx(whole, rel=1e-6)
 
 
 def test_the_penalty_is_half_the_decay_times_the_squared_norm_of_all_weights():
@@ -234,22 +215,13 @@ def test_a_label_without_an_output_is_refused(label):
         train(linear(), x, y, F.cross_entropy, SGD(2, 0.1))
 
 
-def test_inputs_that_are_not_finite_and_a_taken_name_are_refused():
-    x, y = blobs()
-    with pytest.raises(ValueError, match="'loss'"):
-        train(linear(), x, y, F.cross_entropy, SGD(2, 0.1), callback=lambda epoch: {"loss": 0.0})
-    x[3, 1] = math.inf
-    with pytest.raises(ValueError, match="x "):
-        train(linear(), x, y, F.cross_entropy, SGD(2, 0.1))
-
-
 def test_weights_that_the_last_step_blows_up_do_not_pass_silently():
     x, y = blobs()
     with pytest.raises(FloatingPointError, match="epoch 1: the loss is .*the objective (nan|inf)"):
         train(linear(), 1e30 * x, y, lambda scores, y: scores.mean(), SGD(1, 1e30, batch_size=len(y)))
 
 
-def test_a_loss_that_stops_being_finite_is_reported_with_its_epoch():
+def test_a_loss_that_stops_being_finite_is_reported_with_its_epoch_and_learning_rate():
     x, y = blobs()
     factor = [1.0]
 
@@ -257,11 +229,5 @@ def test_a_loss_that_stops_being_finite_is_reported_with_its_epoch():
         if epoch == 1:
             factor[0] = math.nan
 
-    with pytest.raises(FloatingPointError, match="epoch 2: the loss is nan"):
+    with pytest.raises(FloatingPointError, match="epoch 2: the loss is nan.*learning_rate = 0.1"):
         train(linear(), x, y, lambda s, y: factor[0] * F.cross_entropy(s, y), SGD(3, 0.1), callback=callback)
-
-
-def test_a_learning_rate_that_is_far_too_large_does_not_pass_silently():
-    x, y = blobs()
-    with pytest.raises(FloatingPointError, match="learning_rate = 1e[+]20"):
-        train(linear(), x, y, squared_error, SGD(3, 1e20))
