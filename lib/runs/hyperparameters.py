@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +23,8 @@ def search(objective: Callable, journal: str | Path, trials: int, resource: int,
     interrupted between trials and goes on finds what it would have found, and workers do not draw the same.
 
     A killed worker leaves a trial that looks as if it still ran. It counts for nothing and hinders nobody: another is
-    made in its stead. Whoever joins later marks such a trial as failed, if its process was one of this machine and is
-    gone. A half-written last line of the journal is cut off, with a warning. A lock that a killed worker held is taken
-    away by Optuna after 10 s.
+    made in its stead. A half-written last line of the journal is cut off, with a warning. A lock that a killed worker
+    held is taken away by Optuna after 10 s.
 
     Parameters
     ----------
@@ -63,7 +60,6 @@ def search(objective: Callable, journal: str | Path, trials: int, resource: int,
     def numbered(trial):
         digest = hashlib.sha256(f"{seed} {trial.number}".encode()).digest()
         trial.study.sampler = optuna.samplers.TPESampler(seed=int.from_bytes(digest[:4], "big"))
-        trial.set_user_attr("worker", [socket.gethostname(), os.getpid()])
         try:
             return objective(trial)
         except optuna.TrialPruned:
@@ -84,7 +80,6 @@ def search(objective: Callable, journal: str | Path, trials: int, resource: int,
                 storage=optuna.storages.JournalStorage(backend), study_name="search", load_if_exists=True,
                 direction="maximize", pruner=optuna.pruners.HyperbandPruner(1, resource),
             )  # fmt: skip
-        _fail_stale(study, optuna)
         if len(study.get_trials(deepcopy=False, states=finished)) < trials:
             study.optimize(numbered, callbacks=[optuna.study.MaxTrialsCallback(trials, states=finished)])
     finally:
@@ -103,16 +98,3 @@ def _mend(journal: Path, lock) -> None:
             warnings.warn(f"{journal}: its last line was half-written and is cut off", stacklevel=3)
     finally:
         lock.release()
-
-
-def _fail_stale(study, optuna) -> None:
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        host, process = trial.user_attrs.get("worker", (None, None))
-        if host == socket.gethostname():
-            try:
-                os.kill(process, 0)
-            except PermissionError:  # it lives, and is another user's
-                pass
-            except ProcessLookupError:
-                with contextlib.suppress(ValueError, RuntimeError):  # it finished, or another has marked it, by now
-                    study.tell(trial.number, state=optuna.trial.TrialState.FAIL)

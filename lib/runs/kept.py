@@ -23,7 +23,6 @@ import joblib
 import numpy as np
 import torch
 
-from lib.checks import positive_integers
 from lib.ledger.notes import note
 from lib.runs import devices, store
 
@@ -83,9 +82,9 @@ def run(
     Raises
     ------
     ValueError
-        Before any work, for items that JSON cannot write or that are there twice, and for an `at_once` or `threads`
-        that is no positive integer. For a result of another kind, or another number of results than of items. For a
-        run that was asked for before under the same name, inside a build.
+        Before any work, for items that JSON cannot write or that are there twice. For a result of another kind, or
+        another number of results than of items. For a run that was asked for before under the same name, inside a
+        build.
     RuntimeError
         If one run alone does not fit: it names the size that was asked for. What `function` raises otherwise passes
         through; the parts that were finished before are kept.
@@ -97,7 +96,6 @@ def run(
     """
     if threads is None:
         threads = 1 if torch.cuda.is_initialized() else joblib.cpu_count()
-    positive_integers(at_once=1 if at_once is None else at_once, threads=threads)
     # whether there is a GPU counts: what a CPU began is not mixed with what a GPU makes
     keys = store.keys(({"item": item, "of": name, "gpu": torch.cuda.is_available()} for item in items), "items")
     unfinished = os.environ.get("COLLAPSE_UNFINISHED")
@@ -106,7 +104,7 @@ def run(
         if not _returned.isdisjoint((folder, key) for key in keys):
             raise ValueError(f"name = {name!r}: runs were made before under this name; each call needs one")
         results = _taken_up(folder, keys, name)
-    most = max(1, len(items))
+    most = len(items)
 
     def finish(part):
         nonlocal most
@@ -168,8 +166,6 @@ def _attempt(function, part) -> tuple[list, str]:
         if not lack:
             raise
         return [], lack
-    if len(made) != len(part):
-        raise ValueError(f"the function returned {len(made)} results for {len(part)} items")
     return made, ""
 
 

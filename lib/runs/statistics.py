@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lib import checks
-
 #: Probability that an interval of :func:`bootstrap` is meant to cover.
 LEVEL = 0.95
 
@@ -35,14 +33,6 @@ class Interval(NamedTuple):
     low: float
     value: float
     high: float
-
-    def contains(self, number: float) -> bool:
-        """Is the number between the two ends?
-
-        >>> Interval(low=0.9, value=1.2, high=1.4).contains(1.0)
-        True
-        """
-        return self.low <= number <= self.high
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
@@ -77,9 +67,8 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if x.shape != y.shape or x.ndim == 0 or x.shape[-1] < 2:
         raise ValueError(f"x has shape {x.shape}, y {y.shape}: the same shape (..., points), with two points or more")
-    for name, values in (("x", x), ("y", y)):
-        if not np.isfinite(values).all():
-            raise ValueError(f"{name} has {np.count_nonzero(~np.isfinite(values))} entries that are not finite")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("x or y has entries that are not finite")
     mean_x, mean_y = x.mean(-1, keepdims=True), y.mean(-1, keepdims=True)
     dx, dy = x - mean_x, y - mean_y
     scale = np.abs(x).max(-1) * np.finfo(float).eps * 4
@@ -115,8 +104,7 @@ def bootstrap(
     Raises
     ------
     ValueError
-        If a group has another shape, fewer than two repetitions or an entry that is not finite, or `resamples` is no
-        positive integer.
+        If a group has another shape, fewer than two repetitions or an entry that is not finite.
 
     Examples
     --------
@@ -126,18 +114,11 @@ def bootstrap(
     >>> [round(end, 2) for end in interval]
     [1.03, 1.15, 1.27]
     """
-    checks.positive_integers(resamples=resamples)
     groups = [np.asarray(group, dtype=float) for group in groups]
-    if not groups:
-        raise ValueError("groups is empty: at least one group is needed")
     for position, group in enumerate(groups):
-        if group.ndim != 2 or group.shape[1] != groups[0].shape[-1]:
-            shapes = f"group {position} has shape {group.shape}"
-            raise ValueError(f"{shapes}: (repetitions, quantities) is needed, with the same quantities in all groups")
-        if len(group) < 2:
-            raise ValueError(f"group {position} has {len(group)} repetitions: chance shows in two or more")
-        if not np.isfinite(group).all():
-            raise ValueError(f"group {position} has entries that are not finite")
+        if group.ndim != 2 or len(group) < 2 or not np.isfinite(group).all():
+            what = f"group {position} of shape {group.shape}"
+            raise ValueError(f"{what}: (repetitions, quantities), two repetitions or more, finite, are needed")
     generator = np.random.default_rng(seed)
     drawn = [
         group[generator.integers(len(group), size=(resamples, len(group) - 1))].mean(axis=1) for group in groups

@@ -30,7 +30,6 @@ from pathlib import Path
 
 import joblib
 
-from lib.checks import positive_integers
 from lib.runs import store
 from lib.runs.devices import one_thread
 
@@ -81,8 +80,8 @@ def run(
     Raises
     ------
     ValueError
-        Before any work, for a configuration that is not as above, that the function does not take or that stands there
-        twice, and for a folder in which nothing can be written.
+        Before any work, for a configuration that is not as above or that stands there twice, and for a folder in which
+        nothing can be written.
     ConnectionError
         If no scheduler with a worker answers at the address, or it is lost on the way.
     RuntimeError
@@ -104,17 +103,9 @@ def run(
     [32, 9]
     [32, 9, None]
     """
-    if "<lambda>" in getattr(function, "__qualname__", "<lambda>"):  # two of them could not be told apart
+    if "<lambda>" in function.__qualname__:  # two of them could not be told apart
         raise ValueError(f"function = {function!r}: a function with a name is needed")
-    for i, configuration in enumerate(configurations):
-        try:
-            inspect.signature(function).bind(**configuration)
-        except TypeError as error:
-            raise ValueError(
-                f"configurations[{i}] = {configuration!r}: {_name(function)} does not take it ({error})"
-            ) from None
     jobs = joblib.cpu_count() if jobs is None else jobs
-    positive_integers(jobs=jobs)
     keys = store.keys(([_name(function), one, version] for one in configurations), "configurations")
     records, failures = store.finished(folder, keys), []
     todo = {key: dict(c) for key, c in zip(keys, configurations, strict=True) if asked and key not in records}

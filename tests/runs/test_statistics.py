@@ -76,7 +76,7 @@ def test_the_interval_covers_the_slope_about_as_often_as_it_says():
             lambda means: fit_line(np.broadcast_to(levels, means.shape[:-1]), means[..., 0]).slope,
             y[..., None], resamples=400, seed=trial,
         )  # fmt: skip
-        covered += found.contains(2)
+        covered += found.low <= 2 <= found.high
     assert 0.88 <= covered / 300 <= 0.98
 
 
@@ -97,20 +97,16 @@ def test_groups_may_differ_in_size_and_the_seed_decides():
 
     assert bootstrap(total, groups, seed=1) == bootstrap(total, groups, seed=1) != bootstrap(total, groups, seed=2)
     assert bootstrap(total, groups).value == pytest.approx(sum(group.mean(0).sum() for group in groups))
-    found = bootstrap(total, groups)
-    assert found.contains(found.low) and found.contains(found.high) and not found.contains(found.high + 0.1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("groups", "message"),
     [
-        ({"groups": []}, "groups"),
-        ({"groups": [[[1.0]]]}, "group 0"),
-        ({"groups": [[[1.0], [2.0]], [[1.0, 2.0]] * 2]}, "group 1"),
-        ({"groups": [[[1.0], [np.nan]]]}, "group 0"),
-        ({"resamples": 0}, "resamples"),
+        ([[[1.0]]], "group 0"),
+        ([[[1.0], [2.0]], [1.0, 2.0]], "group 1"),
+        ([[[1.0], [np.nan]]], "group 0"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_bad_groups_are_named(groups, message):
     with pytest.raises(ValueError, match=message):
-        bootstrap(lambda means: means.sum((-2, -1)), **{"groups": [[[1.0], [2.0]]], **arguments})
+        bootstrap(lambda means: means.sum((-2, -1)), groups)

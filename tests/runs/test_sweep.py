@@ -1,6 +1,5 @@
 """Sweeps with real processes on the loopback address, some of which are killed on the way."""
 
-import functools
 import json
 import re
 import signal
@@ -156,10 +155,12 @@ def test_a_damaged_result_is_reported_by_its_name_and_computed_again(tmp_path, d
     assert sweep.run(tasks.compute, configurations, tmp_path, asked=False) == results
 
 
-@pytest.mark.parametrize(("x", "error"), [(0, "ZeroDivisionError"), ("unkeepable", "TypeError")])
-def test_runs_that_fail_are_named_and_the_others_are_kept(tmp_path, x, error):
-    with pytest.raises(RuntimeError, match=rf'(?s)1 of 3 runs failed.*{{"x": "?{x}"?}}: {error}.*Traceback'):
-        sweep.run(tasks.reciprocal, [{"x": 2}, {"x": x}, {"x": 4}], tmp_path, jobs=1)
+@pytest.mark.parametrize(
+    ("wrong", "error"), [({"x": 0}, "ZeroDivision"), ({"x": "unkeepable"}, "Type"), ({"X": 1}, "Type")]
+)
+def test_runs_that_fail_are_named_and_the_others_are_kept(tmp_path, wrong, error):
+    with pytest.raises(RuntimeError, match=rf"(?s)1 of 3 runs failed.*{json.dumps(wrong)}: {error}Error.*Traceback"):
+        sweep.run(tasks.reciprocal, [{"x": 2}, wrong, {"x": 4}], tmp_path, jobs=1)
     assert sorted(record["result"] for record in kept(tmp_path)) == [0.25, 0.5]
 
 
@@ -246,11 +247,7 @@ def test_an_unreachable_scheduler_is_named(tmp_path, address, monkeypatch):
         ({"configurations": [{"x": 1}, {"x": 2}, {"x": 1}]}, r"configurations\[2\]"),
         ({"configurations": [{"x": float("nan")}]}, r"configurations\[0\]"),
         ({"configurations": [{"x": {1}}]}, r"configurations\[0\]"),
-        ({"configurations": [{"x": 1}, {"X": 1}]}, r"configurations\[1\] = {'X': 1}: .*reciprocal does not take it"),
-        ({"configurations": [1]}, r"configurations\[0\] = 1"),
-        ({"jobs": 0}, "jobs"),
         ({"function": lambda x: x}, "function"),
-        ({"function": functools.partial(tasks.reciprocal, 1)}, "function"),
         ({"folder": "/dev/null/results"}, "folder"),
     ],
 )
