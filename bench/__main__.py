@@ -9,29 +9,20 @@ import argparse
 
 from rich.console import Console
 
-from bench import ensemble, kernels, measure, networks, pipeline, solver
+from bench import kernels, measure, pipeline, solver
 
-GROUPS = {
-    "kernels": kernels,
-    "solver": solver,
-    "ensemble": ensemble,
-    "measure": measure,
-    "networks": networks,
-    "pipeline": pipeline,
-}
+GROUPS = {"kernels": kernels, "solver": solver, "measure": measure, "pipeline": pipeline}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("group", nargs="?", choices=GROUPS, help="measure this group only")
-    parser.add_argument(
-        "--full", action="store_true", help="run the solver's SGD and Figure 2 (top) of Part IV to their end"
-    )
+    parser.add_argument("--full", action="store_true", help="run the solver's SGD to its end")
     options = parser.parse_args()
     console = Console()
     for name, group in GROUPS.items():
         if options.group in (None, name):
-            group.run(console, **({"full": options.full} if name in ("solver", "ensemble") else {}))
+            group.run(console, **({"full": options.full} if name == "solver" else {}))
 
 
 main()

@@ -1,4 +1,4 @@
-"""The four computations that take the book's time, each against the loop that one writes first, on the device at hand.
+"""The computations that take the book's time, each against the loop that one writes first, on the device at hand.
 
 Both sides of a row take turns in one process; ratios are medians within a round. Beside them stands the floor of
 `bench.cost`. The table is kept in chapters/back/cost/, where the page on costs reads it.
@@ -21,27 +21,29 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.cost import operations, rates, seconds
-from bench.ensemble import DEEP, _loop
 from bench.solver import LAM, N_SPL, N_W, D, K, L, _plain_sgd
 from lib.data.files import atomically
 from lib.data.sentences import sentence_task
 from lib.models.losses import label_smoothing, squared_error
-from lib.models.networks import mlp, resnet18
+from lib.models.networks import mlp, resnet18, resnet20
 from lib.models.sentences import initial_weights
-from lib.models.unconstrained import labels
+from lib.models.unconstrained import labels, one_hot, scores
 from lib.runs.devices import name as name_of
-from lib.training import perceptrons
+from lib.training import perceptrons, resnets
 from lib.training.cuda_graphs import rounding_to_tf32
 from lib.training.sentences import SentenceSGD, sentence_sgd
 from lib.training.sgd import SGD, train
-from lib.training.unconstrained import Descent, gradient_descent, random_runs, select
+from lib.training.unconstrained import Descent, gradient_descent, random_runs
 
 KEPT = Path(__file__).resolve().parents[1] / "chapters" / "back" / "cost"
 ROUNDS = 5
 #            on a GPU, on a processor
-RUNS = (40, 10)  # of the deep unconstrained features model
+RUNS = (40, 10)  # of the unconstrained features models
+DEEP = (10, 50, 30, 4, 0.004, 0.5)  # K, n, width, layers, decay, rate: Figure 2 (top) of Sukenik et al.
+TWO_LAYERS = (4, 50, 20, 2, 0.005, 0.1)  # Figure 3 of Tirer & Bruna, without ReLU
 MLPS = ((24, 2048, 512, 5120, 3072), (24, 64, 64, 640, 196))  # runs, width, batch, samples, inputs
 DEPTH, CLASSES = 9, 10
+RESNETS = (16, 200, 8, 1 / 4, 50)  # runs, samples, side, width, batch
 RESNET = ((10_240, 1, 28, 1.0, 128), (960, 1, 14, 1 / 4, 32))  # samples, channels, side, width, batch
 NOTE = """Device: {device}; torch {torch}, {threads} of {cores} cores. Medians of {rounds} rounds after a first one that
 warms up, a step is one of one network or run, set-up and recording of graphs included. 'plain loop': autograd and an
@@ -72,7 +74,7 @@ def run(console: Console) -> None:
     for column in ("", "operations", "floor", "the book", "of the floor", "plain loop", "of the book", "between"):
         table.add_column(column, justify="right")
     for kernel in (
-        kernel for make in (_sentences, _gradient_descent, _perceptrons, _resnet) for kernel in make(device)
+        kernel for make in (_sentences, _gradient_descent, _perceptrons, _resnets, _resnet) for kernel in make(device)
     ):
         console.print(f"{kernel.name} ...")
         work = operations(kernel.least) if kernel.least else operations(kernel.plain) / kernel.plain_steps
@@ -135,22 +137,38 @@ def _sentences(device: str) -> list[Kernel]:
 
 
 def _gradient_descent(device: str) -> list[Kernel]:
-    """Figure 2 (top) of Sukenik et al., while samples differ and when those of a class have come together."""
-    classes, n, d, layers, lam, rate, *_ = DEEP
-    runs = RUNS[device == "cpu"]
-    y = labels(classes, n, device)
-    start = random_runs(classes, n, d, layers, range(runs), [d**-0.5] * layers + [1.0])
-    start = start._replace(H=start.H.to(device), Ws=[W.to(device) for W in start.Ws])
-    equal = start._replace(H=start.H.unflatten(-1, (classes, n)).mean(-1).repeat_interleave(n, -1))
-    few = equal._replace(H=equal.H[..., ::n]), labels(classes, 1, device)
-    kernels = []
-    for name, begin, factor, (least, of) in (("all samples", start, 1, (start, y)), ("class means", equal, 10, few)):
+    """With a ReLU while samples differ and when those of a class have come together; without, rotated."""
+    runs, kernels = RUNS[device == "cpu"], []
+    for name, (classes, n, d, layers, lam, rate), equal, relu, factor in (
+        ("DUFM, {} runs, all samples", DEEP, False, True, 1),
+        ("DUFM, {} runs, class means", DEEP, True, True, 10),
+        ("two linear layers, {} runs", TWO_LAYERS, False, False, 10),
+    ):
+        y = labels(classes, n, device)
+        start = random_runs(classes, n, d, layers, range(runs), [d**-0.5] * layers + [1.0])
+        start = start._replace(H=start.H.to(device), Ws=[W.to(device) for W in start.Ws])
+        if equal:
+            start = start._replace(H=start.H.unflatten(-1, (classes, n)).mean(-1).repeat_interleave(n, -1))
+        columns = classes if equal else len(y) if relu else classes + d  # as many as have to be carried
+        least = start._replace(H=start.H[..., :columns]), torch.arange(columns, device=device) % classes
         steps, plain_steps = (2000 * factor, 300) if device == "cuda" else (100 * factor, 200)
-        ours = functools.partial(gradient_descent, begin, y, Descent(rate, steps, lam, relu=True))
-        plain = functools.partial(_loop, select(begin, [0]), y, [lam] * layers, lam, True, plain_steps, rate)
-        one = functools.partial(_loop, select(least, [0]), of, [lam] * layers, lam, True, 1, rate)
-        kernels.append(Kernel(f"DUFM, {runs} runs, {name}", ours, runs * steps, plain, plain_steps, "float64", one))
+        ours = functools.partial(gradient_descent, start, y, Descent(rate, steps, lam, relu=relu))
+        plain = functools.partial(_loop, start, y, lam, relu, plain_steps, rate)
+        one = functools.partial(_loop, *least, lam, relu, 1, rate)
+        kernels.append(Kernel(name.format(runs), ours, runs * steps, plain, plain_steps, "float64", one))
     return kernels
+
+
+def _loop(start, y, lam, relu, steps, rate) -> None:
+    """What one writes first: the objective of one run, its gradient by autograd, a step."""
+    parts = [part[0].clone().requires_grad_() for part in (start.H, *start.Ws)]
+    Y = one_hot(y, start.Ws[-1].shape[-2])
+    for _ in range(steps):
+        value = (scores(parts[0], parts[1:], relu=relu) - Y).square().sum() / (2 * len(y))
+        gradients = torch.autograd.grad(value + lam / 2 * sum(part.square().sum() for part in parts), parts)
+        with torch.no_grad():
+            for part, gradient in zip(parts, gradients, strict=True):
+                part.sub_(gradient, alpha=rate)
 
 
 def _perceptrons(device: str) -> list[Kernel]:
@@ -173,6 +191,24 @@ def _perceptrons(device: str) -> list[Kernel]:
 
     kind = "tf32" if device == "cuda" else "float32"
     return [Kernel(f"{runs} perceptrons of width {width}", ours, 2 * runs * steps, plain, steps, kind)]
+
+
+def _resnets(device: str) -> list[Kernel]:
+    runs, samples, side, width, batch = RESNETS
+    x = torch.randn(samples, 3, side, side, generator=torch.Generator().manual_seed(0)).to(device)
+    y = (torch.arange(samples) % CLASSES).to(device)
+    models = [resnet20(CLASSES, 3, width, 4, seed=seed) for seed in range(runs)]
+    ensemble, model, steps = resnets.Ensemble(models, device), models[0].to(device), samples // batch
+
+    def ours():
+        resnets.train_together(ensemble, x, y, resnets.Schedule(steps, 1e-3, 5e-3, batch_size=batch))
+
+    def plain():
+        optimiser = torch.optim.SGD(model.parameters(), 1e-3, 0.9, weight_decay=5e-3)
+        _epoch(model, x, y, squared_error, optimiser, batch)
+
+    kind = "bfloat16" if device == "cuda" else "float32"
+    return [Kernel(f"{runs} ResNet20s of width {width:g}, {side} × {side}", ours, runs * steps, plain, steps, kind)]
 
 
 def _resnet(device: str) -> list[Kernel]:
