@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from paper_card import Waits, recording
 
 from lib.data.sentences import sentence_task
@@ -63,16 +61,6 @@ def test_sgd_is_plain_sgd(normalize, lam, n_spl, batch_size, monkeypatch):
     assert torch.equal(*(generator.get_state() for generator in orders)), "as many orders are drawn as are used"
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 9), st.booleans())
-def test_sgd_with_any_batch_size_is_plain_sgd(seed, batch_size, normalize):
-    x, y = sentence_task(3, 6, 2, K=4, seed=seed).sample(2, seed)
-    W, U, schedule = normal(seed, 6, 3), normal(seed + 1, 4, 2, 3), SentenceSGD(0.1, 0.1, batch_size, 12, normalize)
-    path = plain_sgd(W, U, x, y, schedule, order(seed))
-    sentence_sgd(W, U, x, y, schedule, order(seed))
-    torch.testing.assert_close((W, U), path[-1], atol=1e-10, rtol=0)
-
-
 @networks
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 15])
 @pytest.mark.parametrize("every", [1, 5, 13, 40])
@@ -106,26 +94,3 @@ def test_batches_and_looks_have_a_size(wrong):
     schedule = SentenceSGD(0.1, 0.1, 0 if wrong == "batch_size" else 2, 3)
     with pytest.raises(ValueError, match=f"{wrong} = 0"):
         sentence_sgd(*problem(3), schedule, order(), every=0 if wrong == "every" else 1)
-
-
-def test_sgd_of_h_star_turns_embeddings_without_shortening_them():
-    """Gradients are orthogonal to embeddings whose length does not count, so that steps can only lengthen them."""
-    x, y = sentence_task(3, 12, 3, K=6, seed=0).sample(2, 0)
-    W, U = normal(0, 12, 5), normal(1, 6, 3, 5)
-    unseen = ~torch.isin(torch.arange(12), x)
-    before = W.clone()
-    sentence_sgd(W, U, x, y, SentenceSGD(0.5, 0.1, 4, 9, normalize=True), order())
-    assert (W.norm(dim=1) >= before.norm(dim=1) - 1e-12).all() and not torch.equal(W, before)
-    assert torch.equal(W[unseen], before[unseen])
-
-
-def test_sgd_reads_its_generator_only():
-    ends = []
-    for global_seed in (0, 1):
-        torch.manual_seed(global_seed)
-        before = torch.get_rng_state()
-        W, U, x, y = problem(3)
-        sentence_sgd(W, U, x, y, SentenceSGD(0.1, 0.1, 2, 7), order())
-        assert torch.equal(before, torch.get_rng_state())
-        ends.append(W)
-    assert torch.equal(*ends)
