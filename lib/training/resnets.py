@@ -101,12 +101,7 @@ class Ensemble:
 
 
 class Schedule(NamedTuple):
-    """The settings of :func:`train_together`; the two decays and what is said to be may have one number for each run.
-
-    >>> Schedule(steps=10, learning_rate=0.1, weight_decay=[0.1, 0.2], momentum=1.5).check(runs=2)
-    Traceback (most recent call last):
-    ValueError: momentum = 1.5: a number in [0, 1) is needed
-    """
+    """The settings of :func:`train_together`; decays and what is said to be may have one number for each run."""
 
     steps: int
     learning_rate: float | Sequence[float]  #: or one for each run
@@ -118,15 +113,6 @@ class Schedule(NamedTuple):
     slow_start: int | Sequence[int] = 0  #: first steps, over which the weight decay grows; or one for each run
     feature_slow_start: int = 0  #: the same for the feature decay: exponentially, from a thousandth of its value
     drop: int | None = None  #: number of steps after which the learning rates are divided by ten
-
-    def check(self, runs: int) -> None:
-        """ValueError that names the first setting which is out of its range for so many runs."""
-        checks.positive_integers(steps=self.steps, batch_size=self.batch_size)
-        checks.shares(momentum=self.momentum)
-        checks.each(runs, learning_rate=self.learning_rate)
-        feature_decay = self.feature_decay or 0
-        checks.each(runs, True, weight_decay=self.weight_decay, feature_decay=feature_decay, slow_start=self.slow_start)
-        checks.not_negative(warmup=self.warmup, feature_slow_start=self.feature_slow_start, drop=self.drop or 0)
 
 
 def train_together(
@@ -180,7 +166,9 @@ def train_together(
         the others go on.
     """
     R, N, device, steps = ensemble.runs, len(y), x.device, schedule.steps
-    schedule.check(R)
+    checks.positive_integers(steps=steps, batch_size=schedule.batch_size)
+    checks.shares(momentum=schedule.momentum)
+    checks.not_negative(warmup=schedule.warmup, feature_slow_start=schedule.feature_slow_start, drop=schedule.drop or 0)
     if not schedule.batch_size <= N == len(x):
         counts = f"{len(x)} images, {N} labels, batch_size = {schedule.batch_size}"
         raise ValueError(f"{counts}: as many labels as images are needed, and no larger batches")
@@ -190,15 +178,15 @@ def train_together(
     checks.labels(y, N, K)
     priced = schedule.feature_decay is not None  # then the weights of the backbone do not decay
 
-    def of_runs(**setting) -> Tensor:
-        return torch.tensor(*checks.each(R, True, **setting), device=device, dtype=x.dtype)
+    def of_runs(zero: bool = True, **setting) -> Tensor:
+        return torch.tensor(*checks.each(R, zero, **setting), device=device, dtype=x.dtype)
 
     decays, lam_h = of_runs(weight_decay=schedule.weight_decay), of_runs(feature_decay=schedule.feature_decay or 0.0)
     targets = F.one_hot(y, K).to(x.dtype)
     parts = list(ensemble.parameters.values())
     velocities = [torch.zeros_like(part) for part in parts]
     decayed = [not priced or name.startswith("head") for name in ensemble.parameters]
-    downhill = [_spread(-of_runs(learning_rate=schedule.learning_rate), part) for part in parts]
+    downhill = [_spread(-of_runs(False, learning_rate=schedule.learning_rate), part) for part in parts]
     (slow,) = checks.each(R, True, slow_start=schedule.slow_start)
     share_of_decay = torch.tensor(  # a row for each step in which some run's decay still grows, and one for the rest
         [[_grown(step, number) for number in slow] for step in range(min(steps, math.ceil(max(slow))) + 1)],

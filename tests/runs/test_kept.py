@@ -211,19 +211,6 @@ def test_a_named_tuple_comes_back_as_a_tuple_taken_up_or_not(build):
     assert type(made[0]) is tuple
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:-10], lambda text: text.replace('"seconds": ', '"seconds": 1')])
-def test_a_damaged_file_is_named_and_its_run_is_made_again(build, damage):
-    kept.run(Work(), [0, 1, 2, 3], "squares", at_once=2)
-    damaged = sorted(build.iterdir())[0]
-    damaged.write_text(damage(damaged.read_text()))
-    work = Work()
-    with pytest.warns(UserWarning, match=damaged.name):
-        assert again(work, [0, 1, 2, 3], "squares") == squares([0, 1, 2, 3])
-    assert len(work.parts) == len(work.parts[0]) == 1
-    again(work, [0, 1, 2, 3], "squares")
-    assert len(work.parts) == 1, "the run made again is kept as well"
-
-
 def test_a_kept_file_runs_no_code_and_is_named_and_made_again(build, capsys):
     class Intruder:
         def __reduce__(self):
@@ -328,14 +315,6 @@ def test_a_run_that_does_not_fit_alone_fails_with_the_size_that_it_needed(build,
     assert work.parts == [[1, 2], [3, 4], [3]]
     again(work := Work(), [1, 2, 3, 4], "squares")
     assert work.parts == [[3, 4]], "what was finished is kept"
-
-
-@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("memory")])
-def test_other_errors_pass_through_at_once(error):
-    work = Work(interrupted(0, error))
-    with pytest.raises(type(error)) as raised:
-        kept.run(work, [1, 2, 3], "squares")
-    assert raised.value is error and len(work.parts) == 1
 
 
 def test_the_memory_of_a_part_that_did_not_fit_is_free_before_the_next_begins():
