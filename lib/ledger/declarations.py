@@ -113,9 +113,15 @@ def _place(document, keys) -> str:
 
 
 def _problem(error: jsonschema.ValidationError) -> str:
-    if error.validator in ("enum", "additionalProperties", "required", "dependentRequired"):
+    known = error.schema
+    if error.validator == "enum":
+        return error.message + nearest(error.instance, known["enum"])
+    if error.validator == "additionalProperties":
+        unknown = next(key for key in error.instance if key not in known["properties"])
+        return f"unknown key {unknown!r}{nearest(unknown, known['properties'])}"
+    if error.validator in ("required", "dependentRequired"):
         return error.message
-    return f"{reprlib.repr(error.instance)}: {error.schema['description']} is needed"
+    return f"{reprlib.repr(error.instance)}: {known['description']} is needed"
 
 
 class _Entry(dict):

@@ -14,13 +14,13 @@ from lib.ledger.profiles import PROFILES
     ("changes", "named"),
     [
         ({"kind": "conjecture"}, "kind: 'conjecture' is not one of .*'theorem', 'number'"),
-        ({"paper": "extended-umf"}, "paper: 'extended-umf' is not one of .*'extended-ufm'"),
+        ({"paper": "extended-umf"}, "paper: 'extended-umf' is not one of .* did you mean 'extended-ufm'"),
         ({"statement": None}, "'statement' is a required property"),
         ({"where": " "}, "where: ' ': text is needed"),
         ({"id": "FC one"}, "id: 'FC one': lower-case"),
-        ({"expects": {}}, "'expects' was unexpected"),
+        ({"expects": {}}, "unknown key 'expects'; did you mean 'expect'"),
         ({"expect": {"c": {"below": 1, "above": 0}}}, "c: .*exactly one of"),
-        ({"expect": {"c": {"belo": 1}}}, "'belo' was unexpected"),
+        ({"expect": {"c": {"belo": 1}}}, "unknown key 'belo'; did you mean 'below'"),
         ({"expect": {"c": {"value": 1}}}, "exactly one of rounds_to"),
         ({"expect": {"c": {"value": 1, "abs": -1}}}, "abs: -1"),
         ({"expect": {"c": {"value": "1e-9", "abs": 1}}}, "value: '1e-9': a number .*1.0e-9"),
@@ -45,7 +45,7 @@ def test_a_damaged_claim_is_named_with_file_and_line(files, changes, named):
     [
         ({"shown_by": "fc-on"}, "shown by 'fc-on'.*did you mean 'fc-one'"),
         ({"paper": "extended-ufm"}, "shown by 'fc-one', a claim of feature-collapse"),
-        ({"place_": "x"}, "'place_' was unexpected"),
+        ({"place_": "x"}, "unknown key 'place_'; did you mean 'place'"),
     ],
 )
 def test_a_damaged_erratum_is_named(files, changes, named):
@@ -69,7 +69,7 @@ def test_an_id_stands_once(files):
         ("claims:\n- id: [unclosed\nx: []\n", "line 3"),
         ("claims:\n- id: a\n  id: b\n", "the key 'id' stands twice .*\n.*line 3"),
         ("", "line 1: None: a mapping with the list 'claims'"),
-        ("claims: []\nclaim: []\n", "'claim' was unexpected"),
+        ("claims: []\nclaim: []\n", "unknown key 'claim'; did you mean 'claims'"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_the_line(files, text, named):
