@@ -32,12 +32,8 @@ def row(name, verdict="reproduced", **measured):
 
 
 def test_verdicts_values_and_claims_that_changed_have_a_line_and_what_is_the_same_has_none(diff):
-    old = [
-        row("same", a=[1.0, math.nan], b="x", c=True),
-        row("gone"),
-        row("judged", a=1),
-        row("moved", a=[1, 2.0], b=2),
-    ]
+    old = [row("same", a=[1.0, math.nan], b="x", c=True), row("gone"), row("judged", a=1),
+           row("moved", a=[1, 2.0], b=2)]  # fmt: skip
     new = [row("same", a=[1 + 9e-7, math.nan], b="x", c=True), row("judged", "not run"),
            row("moved", a=[1, 2.00001], b=2.0), row("new")]  # fmt: skip
     assert diff(old, new) == (0, [
@@ -51,18 +47,14 @@ def test_verdicts_values_and_claims_that_changed_have_a_line_and_what_is_the_sam
     assert diff([row("a", x=True)], [row("a", x=1)])[1][1] == "    x: true -> 1"
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [("{", "is not JSON"), ("[" * 10**5, "is not JSON"), ('{"a": 1}', "not the claims.json"),
-     ("{}", "not the claims.json"), ('[{"id": "a", "verdict": 1, "measured": {}}]', "not the claims.json")],
-)  # fmt: skip
-def test_a_file_that_no_build_wrote_is_said_in_one_sentence(diff, content, said):
+@pytest.mark.parametrize("content", ["{", '{"a": 1}', '[{"id": "a", "measured": {}}]'])
+def test_a_file_that_no_build_wrote_is_said_in_one_sentence(diff, content):
     status, (line,) = diff(content, [])
-    assert status == 2 and "old.json" in line and said in line
+    assert status == 2 and "old.json is not the claims.json of a build" in line
 
 
 def test_a_file_that_is_not_there_is_named_and_so_is_what_was_not_given(diff, tmp_path):
-    assert diff([], [], tmp_path / "none")[1] == [f"error: {tmp_path}/none cannot be read: No such file or directory"]
-    assert "Is a directory" in diff([], [], tmp_path)[1][0]
+    status, (line,) = diff([], [], tmp_path / "none")
+    assert status == 2 and f"{tmp_path}/none" in line and "No such file" in line
     status, (line,) = diff([], [], "")
     assert status == 2 and "make diff OLD=" in line
