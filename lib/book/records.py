@@ -29,31 +29,27 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
 
     Nothing is written unless all of them can be recorded. Chapters without claims are passed over, those of another
     profile, and runs where a better one is on record and not outdated (`paper` before `night`, then a GPU before a
-    CPU), with a line through `announce`. Raises BadInput where no chapter was executed in these profiles, where one is
-    stale or its execution says too little, and where the folder cannot be written to.
+    CPU), with a line through `announce`. Raises BadInput where no chapter was executed in these profiles, and where one
+    is stale or its claims cannot be judged.
     """
     measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
     profiles = {page: _profile(page) for page in selected if page.path in measuring}
-    others = [f"{page.short}: {_said(profile)}" for page, profile in profiles.items() if profile not in RECORDED]
+    others = [
+        f"{page.short}: " + (f"profile {profile!r}" if profile else "never executed")
+        for page, profile in profiles.items()
+        if profile not in RECORDED
+    ]
     if len(others) == len(profiles):
         reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
         raise BadInput(f"nothing to record: no chapter was executed with profile 'paper' or 'night'{reason}")
-    records, problems = [], []
+    records = []
     for page in (page for page, profile in profiles.items() if profile in RECORDED):
-        try:
-            taken = take(page)
-            if better := _better(taken, page, root):
-                others.append(f"{page.short}: its record was made {better}, and this does not replace it")
-            else:
-                records.append(taken)
-        except BadInput as problem:
-            problems.append(str(problem))
-    if problems:
-        raise BadInput("\n".join([*problems, "nothing was recorded"]))
-    try:
-        written = [(taken, _write_record(taken, root)) for taken in records]
-    except OSError as error:
-        raise BadInput(f"the records cannot be written: {error}") from error
+        taken = take(page)
+        if better := _better(taken, page, root):
+            others.append(f"{page.short}: its record was made {better}, and this does not replace it")
+        else:
+            records.append(taken)
+    written = [(taken, _write_record(taken, root)) for taken in records]
     for line in others:
         announce(f"not recorded: {line}")
     return written
@@ -62,10 +58,6 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
 def _profile(page: Page) -> str | None:
     about = noted(page)
     return about["key"]["parameters"].get("profile") if about else None
-
-
-def _said(profile: str | None) -> str:
-    return f"profile {profile!r}" if profile else "never executed"
 
 
 def _better(taken: dict, page: Page, root: Path) -> str:
@@ -152,21 +144,12 @@ def check(root: Path = ROOT) -> list[dict]:
     declared, places, everything = declarations.read().claims, {}, []
     for path in sorted((root / "recorded").rglob("[!.]*.json")):  # a hidden one is what a killed process left
         kept = _load(path)
-        chapter = kept["chapter"]
-        if path != path_of(chapter, root):
-            raise ValueError(f"{path}: this is the record of {chapter}, its place is {path_of(chapter, root)}")
         for claim in kept["claims"]:
-            name = claim["id"]
+            name, again = claim["id"], f"record {kept['chapter']} anew, or delete its file"
             if name not in declared:
-                near = nearest(name, declared)
-                raise ValueError(
-                    f"{path}: claim {name!r} is not declared{near}; record {chapter} anew, or delete its file"
-                )
+                raise ValueError(f"{path}: claim {name!r} is not declared{nearest(name, declared)}; {again}")
             if name in places:
-                raise ValueError(
-                    f"claim {name!r} is recorded twice: {places[name]} and {path}; record the chapter that measures it "
-                    "no longer anew, or delete its file"
-                )
+                raise ValueError(f"claim {name!r} is recorded twice: {places[name]} and {path}; {again}")
             places[name] = path
         everything.append(kept)
     return everything
@@ -180,21 +163,17 @@ def _judged(claim: dict) -> dict:
 
 
 def _load(path: Path) -> dict:
-    again = "nothing is recorded by hand: restore the file, or delete it and make the record anew (make record)"
     try:
         kept = json.loads(path.read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:  # no JSON, no UTF-8, or no right to read it
-        raise ValueError(f"{path}: a damaged record ({error}); {again}") from None
-    if not isinstance(kept, dict) or not {"format", "checksum"} <= kept.keys():
-        raise ValueError(f"{path}: not a record; {again}")
-    if kept["format"] != FORMAT:
-        raise ValueError(f"{path}: a record of format {kept['format']!r}, this book reads format {FORMAT}; {again}")
-    if kept["checksum"] != (computed := checksum(kept)):
-        raise ValueError(
-            f"{path}: the record was damaged or edited, its checksum says {kept['checksum']} and its contents give "
-            f"{computed}; {again}"
-        )
-    return kept
+        if kept["format"] == FORMAT and kept["checksum"] == checksum(kept):
+            return kept
+        reason = f"its checksum is not that of its contents, or its format is not {FORMAT}"
+    except (OSError, ValueError, LookupError, TypeError) as error:  # no JSON, no record, or no right to read it
+        reason = repr(error)
+    raise ValueError(
+        f"{path}: the record was damaged or edited ({reason}); nothing is recorded by hand: restore the file, or "
+        "delete it and make the record anew (make record)"
+    )
 
 
 def changes(page: Page, hashes: dict) -> list[str]:
