@@ -77,14 +77,14 @@ def test_the_values_in_the_environment_are_those_of_the_options(monkeypatch):
     values = {"PROFILE": "smoke", "CHAPTER": "x", "DEVICE": "cpu", "SEED": "3", "JOBS": "2"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(pytest.fail.Exception, match="'smoke', 'x', 'cpu', '3', '2'"):
+    with pytest.raises(pytest.fail.Exception, match="'smoke', 'x', 'cpu', 3, 2"):
         command_line.app(["execute"], standalone_mode=False)
 
 
 def test_there_are_no_more_jobs_than_cores(monkeypatch, said):
     monkeypatch.setattr(run, "cores", lambda: 3)
-    for wanted, jobs in (("2", 2), ("1000", 3)):
-        assert command_line._settings("smoke", "", "auto", "", wanted)[2] == jobs
+    for wanted, jobs in ((2, 2), (1000, 3), (None, 3)):
+        assert command_line._settings("smoke", "", "auto", None, wanted)[2] == jobs
     assert said.getvalue().splitlines() == ["jobs 1000: 3 chapters at a time, one for each core"]
 
 

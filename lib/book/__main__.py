@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import signal
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -25,22 +25,22 @@ from lib.ledger.verdict import VERDICTS
 
 app = typer.Typer(
     help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
 VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # of the environment: what `make` was given
-Profile = typer.Option("laptop", envvar="PROFILE", help=f"One of {', '.join(PROFILES)}.")
-Chapter = typer.Option("", envvar="CHAPTER", help="A path or glob, several with commas between; else all chapters.")
-Device = typer.Option("auto", envvar="DEVICE", help=f"One of {', '.join(chapters.DEVICES)}.")
-Seed = typer.Option("", envvar="SEED", help="A whole number; else each chapter's own.")
-Jobs = typer.Option(
-    "auto", envvar="JOBS",
+Profile = Annotated[Literal[PROFILES], typer.Option(envvar="PROFILE", help="How much is computed.")]
+Chapter = Annotated[str, typer.Option(envvar="CHAPTER", help="Paths or globs, commas between; else all chapters.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="DEVICE", help="Where it is computed.")]
+Seed = Annotated[int | None, typer.Option(envvar="SEED", min=0, max=2**62 - 1, help="Else each chapter's own.")]
+Jobs = Annotated[int | None, typer.Option(
+    envvar="JOBS", min=1,
     help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
     f"each: one for each core at most, and by default at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
-)  # fmt: skip
-Old = typer.Option("", envvar="OLD", help="The claims.json of an older build.")
-Force = typer.Option(False, "--force", help="Execute also what is up to date.")
+)]  # fmt: skip
+Old = Annotated[str, typer.Option(envvar="OLD", help="The claims.json of an older build.")]
+Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
 
 
 def command(function):
@@ -70,8 +70,8 @@ def command(function):
 
 
 @command
-def build(profile: str = Profile, chapter: str = Chapter, device: str = Device, seed: str = Seed, jobs: str = Jobs,
-          force: bool = Force):  # fmt: skip
+def build(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
+          jobs: Jobs = None, force: Force = False):  # fmt: skip
     """Execute the stale chapters and publish the site."""
     started = time.monotonic()
     selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
@@ -91,8 +91,8 @@ def build(profile: str = Profile, chapter: str = Chapter, device: str = Device, 
 
 
 @command
-def execute(profile: str = Profile, chapter: str = Chapter, device: str = Device, seed: str = Seed, jobs: str = Jobs,
-            force: bool = Force):  # fmt: skip
+def execute(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
+            jobs: Jobs = None, force: Force = False):  # fmt: skip
     """Execute the stale chapters, and leave the site alone."""
     selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
     with run.lock(console.print):
@@ -118,9 +118,9 @@ def pdf():
 
 
 @command
-def status(profile: str = Profile, chapter: str = Chapter, device: str = Device, seed: str = Seed):
+def status(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None):
     """Say which chapters are stale, and why."""
-    selected, parameters, _ = _settings(profile, chapter, device, seed, "1")
+    selected, parameters, _ = _settings(profile, chapter, device, seed)
     table = Table("chapter", "state", "why", box=None)
     for page in selected:
         reasons = run.stale(page, parameters)
@@ -144,7 +144,7 @@ def claims():
 
 
 @command
-def diff(old: str = Old):
+def diff(old: Old = ""):
     """Say which verdicts and values changed between an older claims.json and that of the present build."""
     if not old:
         raise chapters.BadInput("OLD names the claims.json of the older build: make diff OLD=claims.json")
@@ -153,7 +153,7 @@ def diff(old: str = Old):
 
 
 @command
-def record(chapter: str = Chapter):
+def record(chapter: Chapter = ""):
     """Keep what the chapters measured, as last executed in the paper profile, in recorded/."""
     _validate_claims(partial=True, recorded=False)
     selected = chapters.select(chapters.chapters(), chapter)
@@ -167,30 +167,18 @@ def record(chapter: str = Chapter):
     _validate_claims(partial=True)  # the new records beside those that were there
 
 
-def _settings(profile: str, chapter: str, device: str, seed: str, jobs: str):
+def _settings(profile: str, chapter: str, device: str, seed: int | None, jobs: int | None = None):
     """The selected chapters, the parameters to inject, the number of jobs; raises BadInput before any work."""
-    chapters.check_choice("profile", profile, PROFILES)
-    chapters.check_choice("device", device, chapters.DEVICES)
     run.check_device(device)
     parameters: dict = {"profile": profile, "device": device}
-    if seed:
-        parameters["seed"] = _whole("seed", seed, 0, 2**62 - 1)
-    everything = chapters.chapters()
-    selected = chapters.select(everything, chapter)
+    if seed is not None:
+        parameters["seed"] = seed
+    selected = chapters.select(chapters.chapters(), chapter)
     _validate_claims(partial=bool(chapter))
-    if jobs == "auto":
-        return selected, parameters, min(run.cores(), run.MOST_JOBS)
-    wanted, most = _whole("jobs", jobs, 1, 9999, ", or auto"), run.cores()
-    if wanted > most:
-        console.print(f"jobs {wanted}: {most} chapters at a time, one for each core")
-    return selected, parameters, min(wanted, most)
-
-
-def _whole(name: str, given: str, least: int, most: int, other: str = "") -> int:
-    if re.fullmatch("[0-9]{1,19}", given) and least <= int(given) <= most:
-        return int(given)
-    shown = given if len(given) <= 40 else f"{given[:40]}..."
-    raise chapters.BadInput(f"{name} {shown!r} is not a whole number from {least} to {most}{other}")
+    most = run.cores()
+    if jobs and jobs > most:
+        console.print(f"jobs {jobs}: {most} chapters at a time, one for each core")
+    return selected, parameters, min(jobs or run.MOST_JOBS, most)
 
 
 def _validate_claims(partial: bool = False, recorded: bool = True) -> None:

@@ -20,7 +20,6 @@ from lib.runs.store import program
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
-DEVICES = ("auto", "cpu", "cuda")
 
 # Neither the pipeline nor the ledger changes what a chapter computes: claims are judged again at each publishing, so an
 # edit of them must not cost an execution. Every other module counts, and which column of the settings a profile is.
@@ -170,11 +169,6 @@ def select(everything: list[Page], pattern: str) -> list[Page]:
             raise BadInput(f"unknown chapter {part!r}; known chapters:\n  {known}")
         chosen.update(hits)
     return [page for page in everything if page.name in chosen]
-
-
-def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise BadInput(f"unknown {what} {value!r}; known {what}s: {', '.join(known)}")
 
 
 def code_hash(cells) -> str:
