@@ -108,29 +108,19 @@ def used(tex: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
     An index l, n or k of a symbol stands for any index of one sign, unless there is a symbol with that one.
     """
-    formula, at, found = signs(tex), 0, []
-    while at < len(formula):
-        for sign, length, pattern in _patterns(known):
-            part = formula[at : at + length]
-            if formula[at + length : at + length + 1] not in (["_"], ["'"]) and pattern.fullmatch(" ".join(part)):
-                found.append(sign)
-                at += length
-                break
-        else:
-            at += 1
-    return tuple(dict.fromkeys(found))
+    by_length, pattern = _pattern(known)
+    found = pattern.finditer("\n".join(signs(tex)))
+    return tuple(dict.fromkeys(by_length[match.lastindex - 1] for match in found))
 
 
 @functools.cache
-def _patterns(known: tuple[str, ...]) -> list[tuple[str, int, re.Pattern]]:
-    """The symbols to look for, in this order: each with its number of signs, and what they look like."""
-    found = []
-    for sign in known:
-        own = signs(sign)
-        exact = " ".join(map(re.escape, own))
-        found.append((sign, len(own), re.compile(re.sub(r"(?<=_ )[lnk](?= |$)", r"\\w", exact)), exact))
-    found.sort(key=lambda one: (-one[1], one[2].pattern != one[3]))
-    return [one[:3] for one in found]
+def _pattern(known: tuple[str, ...]) -> tuple[list[str], re.Pattern]:
+    """The symbols in the order in which they are looked for, and a pattern with a group for each; a sign is a line."""
+    exact = {sign: "\n".join(map(re.escape, signs(sign))) for sign in known}
+    loose = {sign: re.sub(r"(?<=_\n)[lnk]$", r"\\w", text, flags=re.MULTILINE) for sign, text in exact.items()}
+    order = sorted(known, key=lambda sign: (-exact[sign].count("\n"), loose[sign] != exact[sign]))
+    groups = "|".join(f"({loose[sign]})" for sign in order)
+    return order, re.compile(rf"^(?:{groups})$(?!\n[_']$)", re.MULTILINE)
 
 
 def mark(site: Path, rows: list[dict]) -> None:
