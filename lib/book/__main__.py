@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lib.book import chapters, records, run, site
+from lib.book import chapters, compose, records, run, site
 from lib.book import pdf as printer
 from lib.book.changes import changes
 from lib.ledger import claims as ledger
@@ -57,7 +57,7 @@ def command(function):
         except chapters.BadInput as error:
             console.print(f"error: {error}")
             status = 2
-        except site.SiteError as error:
+        except compose.SiteError as error:
             console.print(f"error: {error}", style="red")
             status = 1
         except KeyboardInterrupt:
@@ -133,7 +133,7 @@ def claims():
     """Write claims.json from the chapters as they were last executed, and print its summary."""
     _validate_claims()
     with run.lock(console.print):
-        rows = site.write_claims(site.collect(chapters.pages()), records.read())
+        rows = site.write_claims(compose.collect(chapters.pages()), records.read())
     table = Table("claim", "verdict", "profile", "chapter", box=None)
     for row in rows:
         table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
@@ -201,7 +201,7 @@ def _report(outcomes: list[run.Outcome]) -> int:
     """One line per chapter, then what failed; the exit status."""
     table = Table("chapter", "state", "time", "holds", "fails", "at reduced size", "not run", box=None)
     for outcome in outcomes:
-        records = [] if outcome.state == "FAILED" else site.collect([outcome.page])
+        records = [] if outcome.state == "FAILED" else compose.collect([outcome.page])
         signs = Counter(VERDICTS[record["verdict"]] for record in records)
         held, idle, reduced = signs["✓"], signs["○"], signs["◐"] + signs["◔"]
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""

@@ -15,7 +15,8 @@ from urllib.parse import unquote, urlparse
 import yaml
 
 from lib.book.chapters import ROOT, BadInput
-from lib.book.site import SiteError, seal
+from lib.book.compose import SiteError
+from lib.book.site import seal
 from lib.data.files import atomically
 
 NAME, POSTER_NAME = "how-representations-collapse.pdf", "poster.pdf"

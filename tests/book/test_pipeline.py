@@ -26,7 +26,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lib.book import __main__ as command_line
-from lib.book import chapters, kernels, run, site
+from lib.book import chapters, compose, kernels, run, site
 from lib.data import image_sets
 from lib.ledger import claims
 from lib.runs import devices
@@ -225,7 +225,7 @@ def test_an_executed_notebook_that_was_edited_is_stale_and_not_published(current
     edit(kept)
     path.write_text(json.dumps(kept))
     assert current.stale() == {"one": "never executed"}
-    with pytest.raises(site.SiteError, match="edited since: part/one;"):
+    with pytest.raises(compose.SiteError, match="edited since: part/one;"):
         site.publish(current.root)
 
 
@@ -379,11 +379,9 @@ def test_every_page_says_its_version_and_one_how_the_book_is_cited(built_once, m
     )
     person = {"given-names": "Ada", "family-names": "Bee"}
     about = {"title": "T", "authors": [person, {"name": "Group"}], "date-released": date(2027, 1, 2), "version": 3}
-    monkeypatch.setattr(site.yaml, "safe_load", lambda _: about)
-    assert site._cite("<!-- cite authors --> <!-- cite version -->", ROOT) == "Ada Bee, Group 3"
-    assert "{{Ada Bee} and {Group}},\n  year   = {2027}" in site._cite("<!-- cite button -->", ROOT)
-    with pytest.raises(site.SiteError, match="CITATION.cff does not say"):
-        site._cite("<!-- cite authors -->", built_once.root / "part")
+    monkeypatch.setattr(compose.yaml, "safe_load", lambda _: about)
+    assert compose.cite(ROOT)["authors"] == "Ada Bee, Group"
+    assert "{{Ada Bee} and {Group}},\n  year   = {2027}" in compose.cite(ROOT)["button"]
 
 
 def test_an_erratum_is_shown_on_the_page_of_its_paper(built_once):
@@ -580,22 +578,15 @@ def test_a_disk_that_is_full_when_a_chapter_begins_fails_this_chapter_alone(book
     assert all(str(book.build) in outcome.error and "No space" in outcome.error for outcome in outcomes)
 
 
-@pytest.mark.parametrize("where", ["_sync", "_build", "_switch"])
+@pytest.mark.parametrize("where", ["_sync", "_build", "_link"])
 def test_a_disk_that_is_full_while_the_site_is_written_is_said_and_the_old_site_stays(current, monkeypatch, where):
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(site, "_build", lambda *_, **__: None)
     monkeypatch.setattr(site, where, fail)
-    with pytest.raises(site.SiteError, match=f"written to {current.build}, .* as it was: .*No space left on device"):
+    with pytest.raises(compose.SiteError, match=f"written to {current.build}, .* as it was: .*No space left on device"):
         site.publish(current.root)
-
-
-def test_folders_in_the_place_of_the_site_and_of_its_spare_place_are_named(book):
-    for name in ("html", "html.old"):
-        (book.build / name).mkdir(parents=True)
-    with pytest.raises(site.SiteError, match="_build/html is no site of this book .*_build/html.old"):
-        site._switch(book.build / "html", book.build / "sites" / "new")
 
 
 def test_too_few_files_that_a_process_may_open_are_said_before_any_work(book, monkeypatch):

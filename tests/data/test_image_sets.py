@@ -5,7 +5,6 @@ The files are made here, small, in the formats of the originals; checksums and a
 
 import gzip
 import hashlib
-import html
 import http.server
 import json
 import os
@@ -22,10 +21,9 @@ import scipy.io
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 from PIL import Image
 
-from lib.book import chapters, site
+from lib.book import chapters
 from lib.data import image_files, image_sets
 from lib.data.image_files import fetch
 from lib.data.image_sets import load, resolve
@@ -428,14 +426,6 @@ def test_the_files_of_a_set_are_read_for_their_checksum_once(noted, monkeypatch)
     load("digits", at_most=(3, 3))
     first, second = noted()
     assert first == second and (first["name"], first["files"]) == ("digits", 1)
-
-
-@pytest.mark.parametrize("path", ["a`<img src=x>`b", "`", "two\n\n<b>lines</b>", "auto"])
-def test_a_page_shows_the_path_of_its_images_as_it_is(monkeypatch, path):
-    about = {"key": {"parameters": {"profile": "smoke", "dataset": path}}, "seconds": 1}
-    monkeypatch.setattr(site, "noted", lambda page: about)
-    page = MarkdownIt().render(site._run_note(chapters.Page("chapters/made"), []))
-    assert f"dataset <code>{html.escape(' '.join(path.split()))}</code> in 1 s" in page
 
 
 # Absent and damaged files -----------------------------------------------------------------------------------------

@@ -1,0 +1,247 @@
+"""Composing the pages of the site from prose and executed results."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import yaml
+
+from lib.book import api, symbols
+from lib.book import records as recorded
+from lib.book.chapters import Page, code_hash
+from lib.book.run import executed_notebook, noted
+from lib.ledger import claims, errata
+from lib.ledger import pages as tables
+
+NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
+
+
+class SiteError(RuntimeError):
+    """The site could not be built; the published one is as it was."""
+
+
+def with_results(page: Page):
+    """The chapter as a notebook: the prose of now, the outputs of its last execution, the injected parameters.
+
+    Outputs belong to code cells by their order, which is sound because the code cells are compared first. Returns None
+    when the chapter has not been executed since its code changed.
+    """
+    executed = executed_notebook(page)
+    if executed is None or executed.metadata.book.key["code"] != code_hash(page.code):
+        return None
+    results = [cell for cell in executed.cells if cell.cell_type == "code"]
+    injected = next((cell for cell in results if "injected-parameters" in _tags(cell)), None)
+    notebook = _without_results(page)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell, result in zip(code, (cell for cell in results if cell is not injected), strict=True):
+        cell.outputs, cell.execution_count = result.outputs, result.execution_count
+    if injected:
+        source = injected.source.replace("# Parameters", "# Parameters of this build", 1)
+        own = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]}, id="injected")
+        own.execution_count = injected.execution_count
+        declared = next(number for number, cell in enumerate(notebook.cells) if "parameters" in _tags(cell))
+        notebook.cells.insert(declared + 1, own)
+    notebook.metadata["language_info"] = executed.metadata.get("language_info", {})
+    return notebook
+
+
+def _tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def render_claims(notebook, page: Page) -> list[dict]:
+    """Judge the claims of a notebook against the declarations of now, in place; returns their records."""
+    records = []
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        if claims.MIME in output.get("data", {}):
+            record = {**output.data[claims.MIME], "chapter": page.short}
+            try:
+                record = claims.judge(record)
+            except (ValueError, KeyError) as error:
+                raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
+            output.data[claims.MIME], output.data["text/html"] = record, tables.claim(record)
+            records.append(dict(record))
+    return records
+
+
+def collect(everything: list[Page]) -> list[dict]:
+    """The records of the claims that the chapters, as last executed, measured; judged by the declarations of now."""
+    records = []
+    for page in everything:
+        if page.is_chapter and (notebook := with_results(page)) is not None:
+            records += render_claims(notebook, page)
+    return records
+
+
+def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
+    """All files of the Sphinx source folder, the claims' records, and the chapters without results.
+
+    kept: what `lib.book.records.read` found.
+    """
+    files: dict[str, bytes] = {}
+    chapters = [page for page in everything if page.is_chapter]
+    notebooks = {page: with_results(page) for page in chapters}
+    missing = [page for page, notebook in notebooks.items() if notebook is None]
+    records = [record for page, found in notebooks.items() if found for record in render_claims(found, page)]
+    measured = {record["id"]: record for record in records}
+    statements = tables.places({page.short: page.text for page in chapters})
+    marks = {
+        "verdicts": lambda: tables.tally(records),
+        "symbols": lambda: symbols.table(symbols.read(root)),
+        "ledger": lambda: tables.ledger(records, kept, statements),
+        "errata": lambda: errata.page(measured, errata.sections([page.path for page in chapters])[0]),
+        "unmeasured": lambda: recorded.overview(kept, measured, root),
+        "cite authors": lambda: cite(root)["authors"],
+        "cite version": lambda: cite(root)["version"],
+        "cite button": lambda: cite(root)["button"],
+    }
+
+    def fill(text: str) -> str:
+        return re.sub(rf"<!-- ({'|'.join(marks)}) -->", lambda match: marks[match[1]](), text)
+
+    for page, notebook in notebooks.items():
+        opening = _opening(notebook) if notebook else []
+        note = _run_note(page, opening) if notebook else NOT_EXECUTED
+        composed = notebook or _without_results(page)
+        for cell in composed.cells:
+            if cell.cell_type == "markdown":
+                text = tables.measured_by(errata.expand(cell.source, measured, statements), measured)
+                cell.source = _link_chapters(fill(text), page, everything)
+        if notebook:
+            files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
+        files[f"downloads/{page.name}.md"] = page.text.encode()
+        composed.cells = [cell for cell in composed.cells if cell not in opening]
+        _insert_note(composed, note)
+        _fold_audit(composed)
+        files[f"{page.name}.ipynb"] = nbformat.writes(composed).encode()
+    for page in everything:
+        if not page.is_chapter:
+            files[f"{page.name}.md"] = _link_chapters(fill(api.fill(page.text)), page, everything).encode()
+    fixed = (root / name for name in ("_config.yml", "_toc.yml", "references.bib", symbols.FILE))
+    for path in (*fixed, *(root / "_static").rglob("*")):
+        if path.is_file():
+            files[path.relative_to(root).as_posix()] = path.read_bytes()
+    if config := files.get("_config.yml"):
+        files["_config.yml"] = fill(config.decode()).encode()
+    return files, records, missing
+
+
+def cite(root: Path) -> dict[str, str]:
+    """What CITATION.cff says: the authors, the version, and a button with the BibTeX entry."""
+    about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
+    names = [one.get("name") or f"{one['given-names']} {one['family-names']}" for one in about["authors"]]
+    button = f"""```{{raw}} html
+<p><button class="cite" type="button" hidden>Copy the BibTeX entry</button>
+<span class="cite-said" role="status"></span></p>
+```
+
+::::{{dropdown}} BibTeX entry
+:class-container: cite-entry
+
+```bibtex
+@misc{{how-representations-collapse,
+  title  = {{{{{about["title"]}}}}},
+  author = {{{" and ".join(f"{{{name}}}" for name in names)}}},
+  year   = {{{about["date-released"].year}}},
+  note   = {{Version {about["version"]}}}
+}}
+```
+::::"""
+    return {"authors": ", ".join(names), "version": str(about["version"]), "button": button}
+
+
+def _without_results(page: Page):
+    """A copy of the chapter's notebook, with names of its cells that stay the same from build to build."""
+    notebook = copy.deepcopy(page.notebook)
+    notebook.metadata.pop("jupytext", None)  # a downloaded notebook stands alone and is not paired with anything
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+    return notebook
+
+
+def _opening(notebook) -> list:
+    """The cells that prepare a page: up to its first output the settings, and what is folded before all other code."""
+    opening, folded = [], True
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        if cell.outputs:
+            break
+        settings = "pick(SETTINGS, profile)" in cell.source
+        tags = {"parameters", "injected-parameters", "hide-input"} & set(_tags(cell))
+        folded = folded and bool(tags or settings)
+        if folded or settings:
+            opening.append(cell)
+    return opening
+
+
+def _run_note(page: Page, opening: list) -> str:
+    """How the reader runs the chapter, how what is shown was run, and the code that opens it."""
+    about = noted(page)
+    parameters = dict(about["key"]["parameters"])
+    profile = parameters.pop("profile", "laptop")
+    command = f"make book CHAPTER={page.name}.md PROFILE={profile}"
+    if parameters.get("device", "auto") != "auto":
+        command += f" DEVICE={parameters['device']}"
+    if "seed" in parameters and parameters["seed"] != page.declared["seed"]:
+        command += f" SEED={parameters['seed']}"
+    rest = "".join(f", {name} `{value}`" for name, value in parameters.items())
+    took = f"{seconds:.0f} s" if (seconds := about["seconds"]) < 100 else f"{seconds / 60:.1f} min"
+    name = page.name.rpartition("/")[2]
+    source = "\n\n".join(cell.source.strip() for cell in opening)
+    return f"""<details class="run-note"><summary>Run, change, download this page</summary>
+
+```bash
+{command}
+```
+
+executes this chapter and renders the book. Change its parameters or its code and run the command again;
+`make lab` opens it as a notebook.
+
+What the page shows was executed with profile `{profile}`{rest} in {took}.
+
+- {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`
+- {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`
+
+<p class="code-switch" hidden><button type="button" value="shown">Show all code</button>
+<button type="button" value="hidden">Hide all code</button></p>
+
+The page opens with this code:
+
+````ipython3
+{source}
+````
+
+</details>"""
+
+
+def _insert_note(notebook, note: str) -> None:
+    """Put a note right after the first heading of the page."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and (heading := re.search(r"^# .*$", cell.source, re.MULTILINE)):
+            cell.source = f"{cell.source[: heading.end()]}\n\n{note}\n{cell.source[heading.end() :]}"
+            return
+
+
+def _fold_audit(notebook) -> None:
+    """Fold what stands below the last heading of a page that says before it what to remember."""
+    prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+    if any(re.search("^## What to remember$", cell.source, re.MULTILINE) for cell in prose):
+        heading, fold = "^## What was measured$", '\n\n<details class="audit"><summary>The list</summary>\n\n'
+        for cell in prose:
+            cell.source = re.sub(heading, lambda match: match[0] + fold, cell.source, flags=re.MULTILINE)
+        notebook.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
+
+
+def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
+    """Links to the Markdown file of a chapter become links to its notebook, which is what Sphinx sees."""
+    known = {other.name for other in everything if other.is_chapter}
+    here = os.path.dirname(page.name)
+
+    def link(match) -> str:
+        target = os.path.normpath(os.path.join(here, match[1]))
+        return f"]({match[1]}.ipynb" if target in known else match[0]
+
+    return re.sub(r"\]\(([\w./-]+)\.md(?=[)#])", link, text)
