@@ -135,14 +135,11 @@ def check_device(device: str) -> None:
             raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
 
 
-def check_files(jobs: int) -> None:
-    """Raises BadInput when a process may open fewer files than so many kernels side by side, and one of them, need."""
-    allowed, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 96 + 32 * jobs  # as counted, with some to spare
-    if allowed != resource.RLIM_INFINITY and allowed < needed:
-        raise BadInput(
-            f"a process may open {allowed} files here, and a build with JOBS={jobs} takes {needed}: "
-            f"raise the limit (ulimit -n {needed})"
-        )
+def allow_files(jobs: int) -> None:
+    """Let a process open as many files as so many kernels side by side, and one of them, need."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed < (needed := 96 + 32 * jobs):  # as counted, with some to spare
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 def cores() -> int:
@@ -155,8 +152,7 @@ def cores() -> int:
 def _prepare_environment(root: Path, jobs: int) -> None:
     """Kernels inherit these: the interpreter that runs, the root of the repository, no settings of the user's own."""
     os.chdir(root)
-    path = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     os.environ["IPYTHONDIR"] = str(BUILD / ".ipython")
     os.environ["MPLCONFIGDIR"] = str(BUILD / ".matplotlib")
@@ -194,7 +190,7 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     if jobs > 1:  # what was never executed may be the longest
         todo.sort(key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
-        check_files(min(jobs, len(todo)))
+        allow_files(min(jobs, len(todo)))
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console, force)}
     return [outcomes[page] for page in selected]
 

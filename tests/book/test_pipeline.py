@@ -21,14 +21,14 @@ from pathlib import Path
 import kill
 import nbformat
 import pytest
+import torch
 from made_up import MEASURE, ROOT, Book
 from rich.console import Console
 from typer.testing import CliRunner
 
 from lib.book import __main__ as command_line
 from lib.book import chapters, compose, kernels, run, site
-from lib.data import image_sets
-from lib.ledger import claims
+from lib.ledger import declarations
 from lib.runs import devices
 
 ERRATA = """errata:
@@ -48,9 +48,11 @@ print("decided")
 
 ## The end
 """
+SETTINGS = ("--profile", "paper", "--seed", "7")
 VERSION = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
 NOTES = """import os
 from lib.ledger import notes
+from lib.ledger import declarations
 from lib.runs import devices
 devices.choose("cpu")
 notes.note("data", name="some", files=2, sha256="ab")
@@ -62,15 +64,17 @@ print(os.environ.get("OMP_NUM_THREADS"), os.environ.get("COLLAPSE_GPU_SHARE"))""
 
 @pytest.fixture(scope="module")
 def built_once(tmp_path_factory):
-    """A book with an erratum and a page about its library, built by the command, of which tests get copies."""
+    """A book with an erratum and a page about its library, recorded and built by commands; tests get copies of it."""
     made = Book(tmp_path_factory.mktemp("made"))
     made.write("chapters/errata.yml", ERRATA)
     made.chapter("feature-collapse", "pass", prose=SECTION, part="errata")
     made.chapter("two", NOTES, parameters='device = "auto"')
     shown = "<!-- errata -->\n\n```{eval-rst}\n.. autofunction:: lib.helper.answer\n```\n\n<!-- ledger -->\n"
-    made.write("chapters/back/ledger.md", f"# Ledger\n\n<!-- cite button -->\n\n{shown}")
+    made.write("chapters/back/ledger.md", f"# Ledger\n\n<!-- cite button -->\n\n{shown}\n\n<!-- unmeasured -->\n")
     made.with_library()
-    made.output = made.run("build", "--seed", "7", "--jobs", "1", OMP_NUM_THREADS=None)
+    made.output = made.run("execute", *SETTINGS, "--jobs", "1", OMP_NUM_THREADS=None)
+    made.said = made.run("record")
+    made.run("build", *SETTINGS)
     return made
 
 
@@ -176,13 +180,6 @@ def test_the_data_set_counts_for_chapters_that_declare_one_and_so_do_the_readers
     assert chapters.data_fingerprint(str(book.root / "own.npz")) != before
 
 
-def test_a_home_that_nobody_has_is_a_name_like_any_other(book, monkeypatch):
-    monkeypatch.setenv("COLLAPSE_DATA", "~nobody has this/data")
-    assert chapters.data_fingerprint("~nobody has this/own") == chapters.data_fingerprint()
-    with pytest.raises(FileNotFoundError, match="~nobody has this/own.*no such folder"):
-        image_sets.resolve("~nobody has this/own", "mnist")
-
-
 @pytest.mark.parametrize(("odd", "counts"), [("dangling", False), ("loop", False), ("\udcff", True)])
 def test_an_odd_file_in_the_data_folder_ends_no_command(book, odd, counts):
     book.write("data/file", "1")
@@ -203,27 +200,12 @@ def test_stored_results_count_for_the_page_that_has_their_folders_name(book):
     assert changed == {"one": ["chapters/part/one/b.npz, chapters/part/one/deep/a.npz changed"], "two": []}
 
 
-@pytest.mark.parametrize("content", ["", '{"metadata": {}}', '{"metadata": {"book": {"key": {"cells": "older"}}}}'])
-def test_results_that_are_cut_off_or_of_another_version_are_stale_and_not_fatal(current, content):
-    run.executed_path(current.page()).write_text(content)
-    assert current.stale() == {"one": "never executed"}
-
-
 @pytest.mark.parametrize(
-    "edit",
-    [
-        lambda kept: kept["cells"][-1]["outputs"][0]["data"][claims.MIME]["measured"].update(x=41),
-        lambda kept: kept["metadata"]["book"].update(seconds=1),
-        lambda kept: kept["metadata"]["book"]["key"].update(parameters=[]),
-        lambda kept: kept.update(cells=[]),
-        lambda kept: kept.pop("cells"),
-    ],
+    ("old", "new"), [(r".*", ""), (r"(?s)^\{.*", '{"metadata": {"book": {"key": []}}}'), (r'"x": 42', '"x": 41')]
 )
-def test_an_executed_notebook_that_was_edited_is_stale_and_not_published(current, edit):
+def test_an_executed_notebook_that_is_cut_off_or_edited_is_stale_and_not_published(current, old, new):
     path = run.executed_path(current.page())
-    kept = json.loads(path.read_text())
-    edit(kept)
-    path.write_text(json.dumps(kept))
+    path.write_text(re.sub(old, new, path.read_text(), count=1))
     assert current.stale() == {"one": "never executed"}
     with pytest.raises(compose.SiteError, match="edited since: part/one;"):
         site.publish(current.root)
@@ -349,7 +331,7 @@ def test_an_execution_is_noted_with_its_machine_its_data_and_its_time(built_once
 
 def test_the_page_tells_how_to_run_it_and_offers_the_executed_notebook(built_once):
     page, html = built_once.html("part/one"), built_once.build / "html"
-    assert "make book CHAPTER=chapters/part/one.md PROFILE=laptop SEED=7" in re.sub("<[^>]*>", "", page)
+    assert "make book CHAPTER=chapters/part/one.md PROFILE=paper SEED=7" in re.sub("<[^>]*>", "", page)
     assert "_sources/chapters/part/one.ipynb" in page
     for path in [html / "_sources/chapters/part/one.ipynb", *(html / "_downloads").rglob("one.ipynb")]:
         notebook = nbformat.read(path, as_version=4)
@@ -364,10 +346,27 @@ def test_the_page_tells_how_to_run_it_and_offers_the_executed_notebook(built_onc
 def test_claims_json_has_a_row_for_every_declared_claim(built_once):
     one, two = json.loads((built_once.build / "claims.json").read_text())
     fields = ["id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds"]
-    assert list(one) == list(two) == [*fields, "recorded"] and one["recorded"] is None
+    assert list(one) == list(two) == [*fields, "recorded"]
     assert (one["id"], one["measured"]["x"], one["chapter"]) == ("fc-one", 42, "part/one")
     assert (two["id"], two["verdict"]) == ("fc-two", "not run")
-    assert "fc-one" in built_once.run("claims")
+
+
+def test_from_the_execution_to_the_ledger(built_once):
+    assert re.search(r"part/one: recorded, 2 claims \(1 not run\) of \d{4}-\d\d-\d\d on \w", built_once.said)
+    taken = json.loads((built_once.root / "recorded/part/one.json").read_text())
+    assert (taken["profile"], taken["machine"]["device"]) == ("paper", "cpu")
+    page = built_once.html("back/ledger")
+    assert "Recorded" in page and taken["finished"][:10] in page and "on a CPU" in page
+    assert json.loads((built_once.build / "claims.json").read_text())[0]["recorded"]["verdict"] == "reproduced"
+
+
+def test_an_edited_record_stops_a_build_and_is_made_anew(built):
+    path = built.root / "recorded/part/one.json"
+    before = path.read_text()
+    built.edit("recorded/part/one.json", '"reproduced"', '"contradicted"')
+    assert "make the record anew" in built.run("build", status=2)
+    assert "part/one: recorded" in built.run("record", "--chapter", "chapters/part/one.md")
+    assert path.read_text() == before
 
 
 def test_every_page_says_its_version_and_one_how_the_book_is_cited(built_once, monkeypatch):
@@ -391,23 +390,9 @@ def test_an_erratum_is_shown_on_the_page_of_its_paper(built_once):
     assert link in built_once.html("back/ledger")
 
 
-def test_names_that_moved_to_another_page_lead_there(tmp_path):
-    parts = {"old": '<p id="kept"></p>', "new": '<b id="new"></b><b id="kept"></b><b id="id1"></b><b id="claim-x"></b>'}
-    (tmp_path / "chapters").mkdir()
-    for name, part in parts.items():
-        html = f'<a id="frame"></a><article class="bd-article">{part}</article><footer></footer>'
-        (tmp_path / f"chapters/{name}.html").write_text(html)
-    files = {"chapters/old.md": b"<!-- moved to new -->", "chapters/new.ipynb": b"say `<!-- moved to other -->`"}
-    site._lead_on(files, tmp_path)
-    item = '<li id="{0}"><a href="new.html#{0}">It is on another page now.</a></li>'
-    moved = f'<ul class="moved">{item.format("new")}{item.format("claim-x")}</ul></article><footer></footer>'
-    assert (tmp_path / "chapters/old.html").read_text().endswith(parts["old"] + moved)
-    assert "moved" not in (tmp_path / "chapters/new.html").read_text()
-
-
 def test_a_second_build_executes_nothing_and_leaves_the_site_alone(built_once):
     before, site = built_once.executed(), os.readlink(built_once.build / "html")
-    output = built_once.run("build", "--seed", "7")
+    output = built_once.run("build", *SETTINGS)
     assert built_once.executed() == before and os.readlink(built_once.build / "html") == site
     assert "unchanged" in output and "device auto" not in output
 
@@ -419,7 +404,6 @@ def test_files_of_the_site_that_are_lost_or_cut_off_are_made_anew(built):
     picture.write_bytes(picture.read_bytes()[:9])
     assert "site built" in built.run("publish")
     assert built.published() == before
-    assert "site unchanged" in built.run("publish")
 
 
 def test_prose_docstrings_errata_and_declarations_are_rendered_anew_without_executing(built):
@@ -428,7 +412,7 @@ def test_prose_docstrings_errata_and_declarations_are_rendered_anew_without_exec
     built.edit("chapters/claims.yml", "value: 42", "value: 50")
     built.edit("chapters/errata.yml", "is new", "is newer")
     built.edit("lib/helper.py", "def answer():\n", 'def answer():\n    """Forty-two."""\n')
-    built.run("build", "--seed", "7")
+    built.run("build", *SETTINGS)
     assert built.executed() == before
     assert "Other words." in built.html("part/one") and "seed is 7" in built.html("part/one")
     assert "is newer" in built.html("errata/feature-collapse") and "Forty-two." in built.html("back/ledger")
@@ -440,9 +424,9 @@ def test_the_same_seed_gives_the_same_values(built):
         return [{**row, "seconds": None} for row in json.loads((built.build / "claims.json").read_text())]
 
     first, before = values(), built.executed()
-    built.run("execute", "--seed", "7", "--force", "--chapter", "part/one")
+    built.run("execute", *SETTINGS, "--force", "--chapter", "part/one")
     assert built.executed()["one"] != before["one"] and built.executed()["two"] == before["two"]
-    built.run("claims")
+    assert "fc-one" in built.run("claims")
     assert values() == first
 
 
@@ -454,27 +438,23 @@ def test_building_one_chapter_of_an_unexecuted_book_shows_the_others_without_res
     assert "has not been executed" not in real.html("part/one")
 
 
-def test_two_chapters_run_at_the_same_time_and_share_the_cores_and_the_memory_of_a_gpu(real):
-    meet = """import os, pathlib, time
+MEET = """import os, pathlib, sys, time
 print(*map(os.environ.get, ("OMP_NUM_THREADS", "COLLAPSE_GPU_SHARE")))
+print(*(name in sys.modules for name in ("networkx", "lib.ledger.notes")))
 pathlib.Path({!r}).touch()
 while not pathlib.Path({!r}).exists():
     time.sleep(0.05)"""
-    real.chapter("one", meet.format("one-is-here", "two-is-here"))
-    real.chapter("two", meet.format("two-is-here", "one-is-here"))
+
+
+def test_two_chapters_run_at_the_same_time_and_share_what_there_is_and_the_large_packages(real):
+    """One of them imports a large package, with which both kernels begin; modules of lib each imports itself."""
+    real.chapter("one", MEET.format("one-is-here", "two-is-here"), "import networkx\nfrom lib.ledger import notes")
+    real.chapter("two", MEET.format("two-is-here", "one-is-here"))
     real.write("chapters/claims.yml", "claims: []\n")
     real.run("execute", "--jobs", "2", OMP_NUM_THREADS=None, COLLAPSE_GPU_SHARE=None)
-    assert real.printed("one").split() == real.printed("two").split() == [str(max(1, run.cores() // 2)), "0.475"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux only")
-def test_a_kernel_begins_with_the_large_packages_and_imports_modules_of_lib_itself(real):
-    look = "import sys\nprint(*(name in sys.modules for name in ('networkx', 'lib.ledger.notes')))"
-    real.chapter("one", look, "import networkx\nfrom lib.ledger import notes")
-    real.chapter("two", look)  # its build has the first one's packages
-    real.write("chapters/claims.yml", "claims: []\n")
-    real.run("execute")
-    assert real.printed("one").split() == real.printed("two").split() == ["True", "False"]
+    begun = ["True", "False"] if sys.platform == "linux" else ["False", "False"]  # kernels are forked on Linux only
+    for name in ("one", "two"):
+        assert real.printed(name).split() == [str(max(1, run.cores() // 2)), "0.475", *begun]
 
 
 def test_a_chapter_alone_has_all_cores_and_all_memory(built_once):
@@ -497,10 +477,6 @@ def test_a_failing_chapter_and_a_kernel_that_dies_stop_neither_the_others_nor_th
     assert any("seed is 0" in str(cell.get("outputs")) for cell in nbformat.read(failed, as_version=4).cells)
     assert built.executed()["two"] != before["two"], "the other chapter was executed"
     assert built.html("part/two") == site, "the published site is as it was"
-    built.chapter("one", MEASURE)
-    built.chapter("three", "pass")
-    built.run("build")
-    assert "two again" in built.html("part/two") and not failed.exists()
 
 
 def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built):
@@ -510,9 +486,21 @@ def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built
         output = built.run("publish", status=1)
         assert "nowhere" in output and "nobody2000" in output and "chapters/part/one" in output
     assert built.html("part/one") == site
-    built.edit("chapters/part/one.md", "See {eq}`nowhere` and {cite}`nobody2000`.", "Mended.")
-    built.run("publish")
-    assert "Mended." in built.html("part/one")
+
+
+@pytest.fixture
+def refused(monkeypatch, tmp_path):
+    """What a build of this book says that is refused before it begins."""
+
+    def build(*options):
+        said = io.StringIO()
+        monkeypatch.setattr(command_line, "console", Console(file=said, width=1000))
+        monkeypatch.setattr(run, "BUILD", tmp_path / "build")
+        result = CliRunner().invoke(command_line.app, ["build", *options])
+        assert result.exit_code == 2 and not (tmp_path / "build").exists()
+        return said.getvalue() + result.output
+
+    return build
 
 
 @pytest.mark.parametrize(
@@ -526,15 +514,17 @@ def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built
         ("jobs", "0", "--jobs"),
     ],
 )
-def test_bad_input_is_refused_before_any_work(monkeypatch, tmp_path, option, value, known):
+def test_bad_input_is_refused_before_any_work(refused, option, value, known):
     if value == "cuda" and not devices.missing():
         pytest.skip("this machine has the device")
-    said = io.StringIO()
-    monkeypatch.setattr(command_line, "console", Console(file=said, width=1000))
-    monkeypatch.setattr(run, "BUILD", tmp_path / "build")
-    result = CliRunner().invoke(command_line.app, ["build", f"--{option}", value])
-    assert result.exit_code == 2 and known in said.getvalue() + result.output
-    assert not (tmp_path / "build").exists()
+    assert known in refused(f"--{option}", value)
+
+
+def test_a_misspelt_claim_is_refused_before_any_work(refused, monkeypatch, tmp_path):
+    misspelt = declarations.CLAIMS.read_text(encoding="utf8").replace("id: fc-thm1-constant", "id: fc-thm1-constnat")
+    monkeypatch.setattr(declarations, "CLAIMS", tmp_path / "claims.yml")
+    declarations.CLAIMS.write_text(misspelt, encoding="utf8")
+    assert "'fc-thm1-constant' is not declared" in refused()
 
 
 def test_a_card_that_torch_finds_is_taken_whatever_files_its_driver_has(monkeypatch):
@@ -546,13 +536,6 @@ def test_a_card_that_torch_finds_is_taken_whatever_files_its_driver_has(monkeypa
 def test_the_command_line_starts_without_torch():
     code = "import sys, lib.book.__main__; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_a_misspelt_claim_is_refused_before_any_work(real):
-    real.edit("chapters/claims.yml", "id: fc-one", "id: fc-on")
-    output = real.run("build", status=2)
-    assert "fc-on" in output and "Traceback" not in output
-    assert not real.build.exists()
 
 
 @pytest.mark.parametrize("where", ["a file/build", "/proc/nowhere", "a folder in place of the lock"])
@@ -589,11 +572,13 @@ def test_a_disk_that_is_full_while_the_site_is_written_is_said_and_the_old_site_
         site.publish(current.root)
 
 
-def test_too_few_files_that_a_process_may_open_are_said_before_any_work(book, monkeypatch):
-    monkeypatch.setattr(run.resource, "getrlimit", lambda _: (64, 64))
-    with pytest.raises(chapters.BadInput, match="may open 64 files .* JOBS=2 takes 160"):
-        run.execute(chapters.chapters(book.root), {}, 4, Console(file=io.StringIO()))
-    assert not (book.build / "running").exists()
+def test_a_process_may_open_the_files_that_its_kernels_need(monkeypatch):
+    for allowed, given in ((64, [(160, 4096)]), (1024, [])):
+        limits = []
+        monkeypatch.setattr(run.resource, "getrlimit", lambda _, allowed=allowed: (allowed, 4096))
+        monkeypatch.setattr(run.resource, "setrlimit", lambda _, pair, limits=limits: limits.append(pair))
+        run.allow_files(2)
+        assert limits == given
 
 
 def test_a_page_that_is_missing_is_named(book):
@@ -606,7 +591,7 @@ def test_a_page_that_is_missing_is_named(book):
 
 SLEEPS = """import os, pathlib, time
 pathlib.Path("pid").write_text(str(os.getpid()))
-time.sleep(0 if pathlib.Path("go").exists() else 600)"""
+time.sleep(600)"""
 
 
 def to_another_thread(process, number):
@@ -619,40 +604,17 @@ def to_another_thread(process, number):
     raise AssertionError("every other thread blocks the signal")
 
 
-def interrupted_in_the_second_chapter(book, number, send=os.kill):
-    """Send a signal while chapter two is being executed and one is not; the status and what the command said."""
-    book.chapter("two", SLEEPS)
-    before = book.executed().get("one")
-    process = book.start("build")
-    wait_for(lambda: book.executed().get("one") != before, "the first chapter to finish")
-    wait_for(lambda: (book.root / "pid").exists() and (book.root / "pid").read_text(), "the second chapter to begin")
-    send(process.pid, number)
+def test_ctrl_c_ends_the_kernels_and_keeps_what_is_finished(real):
+    real.chapter("two", SLEEPS)
+    process = real.start("build")
+    wait_for(lambda: set(real.executed()) == {"one"}, "the first chapter to finish")
+    wait_for(lambda: (real.root / "pid").exists() and (real.root / "pid").read_text(), "the second chapter to begin")
+    send = to_another_thread if sys.platform == "linux" else os.kill
+    send(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    kernel = int((book.root / "pid").read_text())
+    kernel = int((real.root / "pid").read_text())
     wait_for(lambda: gone(kernel), "the kernel to end", 20)
-    return process.returncode, output
-
-
-def test_a_killed_build_keeps_what_is_finished_and_the_next_one_goes_on(built):
-    old, before = built.html("part/two"), built.executed()
-    built.edit("chapters/part/one.md", "seed is", "the seed is")
-    status, _ = interrupted_in_the_second_chapter(built, signal.SIGKILL)
-    assert status == -signal.SIGKILL
-    assert built.html("part/two") == old and "the seed is" not in built.html("part/one"), "the old site is complete"
-    first = built.executed()["one"]
-    (built.root / "go").touch()
-    built.run("build")
-    assert built.executed()["one"] == first, "the finished chapter is not executed again"
-    assert built.executed()["two"] != before["two"]
-    assert "the seed is 0" in built.html("part/one")
-
-
-@pytest.mark.parametrize("send", [os.kill, to_another_thread])
-def test_ctrl_c_ends_the_kernels_and_keeps_what_is_finished(real, send):
-    if send is to_another_thread and sys.platform != "linux":
-        pytest.skip("threads of another process are found in /proc")
-    status, output = interrupted_in_the_second_chapter(real, signal.SIGINT, send)
-    assert status == 130 and "interrupted" in output and "Traceback" not in output
+    assert process.returncode == 130 and "interrupted" in output and "Traceback" not in output
     assert set(real.executed()) == {"one"}
     assert not (real.build / "html").exists()
 
@@ -686,10 +648,9 @@ def test_a_build_killed_inside_a_chapter_goes_on_from_its_finished_runs_and_ends
     process = real.start("execute", "--chapter", "part/two")
     wait_for(lambda: (real.root / "pid").exists() and (real.root / "pid").read_text(), "the fourth run to begin")
     kernel = int((real.root / "pid").read_text())
-    for group in (process.pid, kernel):
-        os.killpg(group, signal.SIGKILL)
-    process.communicate()
-    wait_for(lambda: gone(kernel), "the kernel to end")
+    process.kill()
+    process.communicate(timeout=60)
+    wait_for(lambda: gone(kernel), "the kernel to end with the build", 20)
     assert (real.root / "log").read_text() == "0 1 2 "
     (real.root / "go").touch()
     said = "its finished runs are kept: the next build goes on from them, unless the code changes"
@@ -700,10 +661,8 @@ def test_a_build_killed_inside_a_chapter_goes_on_from_its_finished_runs_and_ends
     assert real.notebook("two").metadata.book["resumed"] == 5
     assert "draws: 5 of 5 runs are taken up from a build before" in real.printed("two")
     assert not list((real.build / "unfinished").iterdir())
-    resumed = real.printed("two").partition("drawn")[2]
-    real.run("execute", "--force", "--chapter", "part/two")
-    assert real.notebook("two").metadata.book["resumed"] == 0
-    assert resumed and real.printed("two") == f"drawn{resumed}", "as from a build that nothing interrupts"
+    draws = [torch.rand(3, generator=torch.Generator().manual_seed(item)).tolist() for item in range(5)]
+    assert f"drawn {draws}" in real.printed("two"), "as from a build that nothing interrupts"
 
 
 def test_a_build_killed_while_sphinx_writes_leaves_the_old_site_and_the_next_ones_take_turns(built):
@@ -724,4 +683,4 @@ def test_a_build_killed_while_sphinx_writes_leaves_the_old_site_and_the_next_one
 
 def test_builds_killed_at_random_moments_lose_nothing_and_end_as_one_that_never_was(tmp_path):
     """`python tests/kill.py` kills any number."""
-    assert kill.kill(5, seed=4, folder=tmp_path) == []
+    assert kill.kill(3, seed=4, folder=tmp_path) == []

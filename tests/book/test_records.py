@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from made_up import CLAIM, DATA, MACHINE, MEASURE, ROOT, Book
+from made_up import CLAIM, DATA, MACHINE, MEASURE, ROOT
 
 from lib.book import chapters, records, run, site
 from lib.book.chapters import BadInput
@@ -302,26 +302,3 @@ def test_the_overview_leads_to_the_tables_of_this_build(book):
 
 def test_the_records_of_this_book_are_in_order():
     assert set(records.read(ROOT)) <= set(declarations.read().claims)
-
-
-# ----------------------------------------------------------------------------------------------------- the command line
-
-
-def test_from_the_execution_to_the_ledger_by_the_command_line(tmp_path):
-    """The real thing: execute, record, be refused after an edit, record again, and publish."""
-    book = Book(tmp_path).with_library()
-    book.write("chapters/back/paper-profile.md", "# Paper profile\n\n## State\n\n<!-- unmeasured -->\n")
-    book.chapter("two", "pass")  # which puts the page into the table of contents
-    book.run("execute", "--profile", "paper", "--device", "cpu")
-    assert re.search(r"part/one: recorded, 2 claims \(1 not run\) of \d{4}-\d\d-\d\d on \w", book.run("record"))
-    taken = json.loads(file(book).read_text())
-    assert taken["machine"]["device"] == "cpu"
-    book.edit("recorded/part/one.json", '"reproduced"', '"contradicted"')
-    assert "make the record anew" in book.run("build", status=2)
-    assert "part/one: recorded" in book.run("record", "--chapter", "chapters/part/one.md")
-    assert json.loads(file(book).read_text()) == taken
-    book.run("publish")
-    assert "Recorded" in book.html("back/ledger") and taken["finished"][:10] in book.html("back/ledger")
-    assert "on a CPU" in book.html("back/paper-profile")
-    rows = json.loads((book.build / "claims.json").read_text())
-    assert rows[0]["recorded"]["verdict"] == "reproduced"
