@@ -8,15 +8,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import CHAPTERS, PAGES, ROOT
 from bs4 import BeautifulSoup
 from bs4.element import PreformattedString
 
 from lib.book import chapters
 from lib.ledger import declarations
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [page.name for page in chapters.pages(ROOT)]
-CHAPTERS = [page.name for page in chapters.chapters(ROOT)]
 BIBLIOGRAPHY = "chapters/back/bibliography"
 INLINE = {"a", "b", "em", "i", "span", "strong", "sub", "sup"}
 

@@ -273,17 +273,6 @@ def test_theorems_equations_and_citations_are_numbered_and_linked(tab, address):
     assert tab.locator("a.reference[href*='bibliography.html#']").count() > 0
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
-def test_every_chapter_tells_how_to_run_it_and_offers_its_notebook(smoke_book, name):
-    page = (smoke_book.html / f"{name}.html").read_text()
-    assert f"make book CHAPTER={name}.md PROFILE=smoke" in re.sub("<[^>]*>", "", page)
-    notebook = json.loads((smoke_book.html / "_sources" / f"{name}.ipynb").read_text())
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    (injected,) = (cell for cell in code if "injected-parameters" in cell["metadata"].get("tags", []))
-    assert 'profile = "smoke"' in "".join(injected["source"])
-    assert any(cell["outputs"] for cell in code)
-
-
 def test_the_code_of_a_page_is_shown_and_hidden_from_the_line_under_its_title(tab, address):
     tab.goto(f"{address}/chapters/feature-collapse/theorems.html", wait_until="load")
     parts = ".cell_input:not(.aside *)", ".cell_output:visible", ".run-note summary"
