@@ -21,7 +21,6 @@ from lib.book.changes import changes
 from lib.ledger import claims as ledger
 from lib.ledger import declarations, errata
 from lib.ledger.profiles import PROFILES
-from lib.ledger.verdict import VERDICTS
 
 app = typer.Typer(
     help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
@@ -138,8 +137,7 @@ def claims():
     for row in rows:
         table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
     console.print(table)
-    counts = Counter(row["verdict"] for row in rows)
-    console.print(f"{len(rows)} claims: " + ", ".join(f"{number} {name}" for name, number in counts.most_common()))
+    console.print(f"{len(rows)} claims: {_tally(rows)}")
     console.print(str(chapters.BUILD / "claims.json"))
 
 
@@ -199,19 +197,21 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
 
 def _report(outcomes: list[run.Outcome]) -> int:
     """One line per chapter, then what failed; the exit status."""
-    table = Table("chapter", "state", "time", "holds", "fails", "at reduced size", "not run", box=None)
+    table = Table("chapter", "state", "time", "claims", box=None)
     for outcome in outcomes:
-        records = [] if outcome.state == "FAILED" else compose.collect([outcome.page])
-        signs = Counter(VERDICTS[record["verdict"]] for record in records)
-        held, idle, reduced = signs["✓"], signs["○"], signs["◐"] + signs["◔"]
+        rows = [] if outcome.state == "FAILED" else compose.collect([outcome.page])
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
-        numbers = map(str, (held, len(records) - held - reduced - idle, reduced, idle))
-        table.add_row(outcome.page.short, outcome.state, seconds, *numbers)
+        table.add_row(outcome.page.short, outcome.state, seconds, _tally(rows))
     console.print(table)
     failed = [outcome for outcome in outcomes if outcome.state == "FAILED"]
     for outcome in failed:
         console.print(f"\n{outcome.page.name}.md failed in {outcome.error}", style="red")
     return 1 if failed else 0
+
+
+def _tally(rows: list[dict]) -> str:
+    counts = Counter(row["verdict"] for row in rows)
+    return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 
 if __name__ == "__main__":

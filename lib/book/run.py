@@ -28,6 +28,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
+import nbformat
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lib.book.chapters import BUILD, BadInput, Page, differences, imported_names, version
@@ -62,8 +63,6 @@ def _failed_path(page: Page) -> Path:
 
 def executed_notebook(page: Page):
     """The executed notebook of a chapter, or None where there is none that :func:`noted` knows."""
-    import nbformat
-
     return nbformat.read(executed_path(page), as_version=4) if noted(page) else None
 
 
@@ -84,8 +83,6 @@ def noted(page: Page) -> dict:
 
 def keep(page: Page, notebook) -> None:
     """Write the executed notebook of a chapter, with a checksum of all else that it says."""
-    import nbformat
-
     kept = json.loads(nbformat.writes(notebook))
     kept["metadata"]["book"]["checksum"] = checksum(kept)
     with atomically(executed_path(page)) as partial:
@@ -272,7 +269,6 @@ def _attempt(page: Page, *arguments) -> Outcome:
 
 
 def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:
-    import nbformat
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
