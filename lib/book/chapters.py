@@ -7,11 +7,11 @@ import contextlib
 import fnmatch
 import functools
 import hashlib
-import importlib.metadata
 import os
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -235,9 +235,9 @@ def differences(old: dict | None, new: dict) -> list[str]:
         if old["lib"].get(name) != new["lib"].get(name):
             gone, added = name not in new["lib"], name not in old["lib"]
             reasons.append(f"{name} {'is no longer imported' if gone else 'is imported now' if added else 'changed'}")
-    for name, version in new["versions"].items():
-        if old["versions"].get(name) != version:
-            reasons.append(f"{name} {old['versions'].get(name)} -> {version}")
+    for name, present in new["versions"].items():
+        if old["versions"].get(name) != present:
+            reasons.append(f"{name} {old['versions'].get(name)} -> {present}")
     if old["data"] != new["data"]:
         reasons.append("the data set changed")
     if changed := {name for name, _ in old["files"].items() ^ new["files"].items()}:
@@ -275,13 +275,6 @@ def _imports(source: str, package: str = "") -> list[str]:
 def _hash(source: str) -> str:
     """Hash of what a module does, in which neither comments nor docstrings nor layout count."""
     return sha(program(source).encode())
-
-
-def version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def sha(content: bytes) -> str:

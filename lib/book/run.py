@@ -25,13 +25,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lib.book.chapters import BUILD, BadInput, Page, differences, imported_names, version
+from lib.book.chapters import BUILD, BadInput, Page, differences, imported_names
 from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes
 from lib.ledger.verdict import ORIGINALS

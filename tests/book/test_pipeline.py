@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, date, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import kill
@@ -325,7 +326,7 @@ def test_an_execution_is_noted_with_its_machine_its_data_and_its_time(built_once
     assert two["data"] == {"some": {"files": 2, "sha256": "ab"}}
     assert (two["resumed"], one["data"]) == (0, {})
     assert 0 <= (datetime.now(UTC) - datetime.fromisoformat(two["finished"])).total_seconds() < 600
-    versions = {"torch": chapters.version("torch"), "numpy": chapters.version("numpy"), "cuda": None}
+    versions = {"torch": version("torch"), "numpy": version("numpy"), "cuda": None}
     machine = {"device": "cpu", "name": devices.name("cpu"), "python": platform.python_version(), **versions}
     assert two["machine"] == one["machine"] == machine, "one chooses no device, and is on the processor"
 
