@@ -5,7 +5,7 @@
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make pdf     print the built site into one file, and a poster, beside its pages (needs a Chromium)
 # make lint    check the code's form          make clean   remove _build
-# make diff    say which verdicts and values changed since an older build (OLD=claims.json)
+# make diff    say which verdicts and values changed since the last release, or an older build (OLD=claims.json)
 # make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")
 # make constraints   renew constraints.txt, which pins what the packages of requirements.txt bring along
 # make record  keep what chapters executed with PROFILE=paper or night measured in recorded/ (CHAPTER=path-or-glob[,...])

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from lib.book import chapters, compose, records, run, site
 from lib.book import pdf as printer
-from lib.book.changes import changes
+from lib.book.changes import RELEASE, changes
 from lib.ledger import claims as ledger
 from lib.ledger import declarations, errata
 from lib.ledger.profiles import PROFILES
@@ -38,7 +38,7 @@ Jobs = Annotated[int | None, typer.Option(
     help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
     f"each: one for each core at most, and by default at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
 )]  # fmt: skip
-Old = Annotated[str, typer.Option(envvar="OLD", help="The claims.json of an older build.")]
+Old = Annotated[str, typer.Option(envvar="OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
 
 
@@ -143,10 +143,8 @@ def claims():
 
 @command
 def diff(old: Old = ""):
-    """Say which verdicts and values changed between an older claims.json and that of the present build."""
-    if not old:
-        raise chapters.BadInput("OLD names the claims.json of the older build: make diff OLD=claims.json")
-    for line in changes(Path(old), chapters.BUILD / "claims.json"):
+    """Say which verdicts and values changed since an older claims.json, or since the last release."""
+    for line in changes(Path(old or chapters.ROOT / RELEASE), chapters.BUILD / "claims.json"):
         console.print(line)
 
 

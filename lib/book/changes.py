@@ -8,6 +8,8 @@ from pathlib import Path
 
 from lib.book.chapters import BadInput
 
+RELEASE = Path("docs", "claims.json")  # of the laptop profile with the papers' image sets, at the last release
+
 
 def changes(old: Path, new: Path) -> list[str]:
     """What to print about two files claims.json: claims that came, went, or have another verdict or other values.
@@ -31,6 +33,20 @@ def changes(old: Path, new: Path) -> list[str]:
             lines += [f"{name}: {' -> '.join(verdicts)}", *(f"    {key}: {' -> '.join(shown[key])}" for key in differ)]
             changed += 1
     return [*lines, f"{changed} of {len(after)} claims changed, {added} added, {removed} removed"]
+
+
+def page(root: Path, measured: dict[str, dict]) -> str:
+    """The verdicts of a build that are not those of the last release, and the list of changes, in Markdown."""
+    before = _rows(root / RELEASE)
+    rows = [
+        f"| `{name}` | {before[name]['verdict'] if name in before else 'not there'} | {row['verdict']} |"
+        for name, row in measured.items()
+        if row["verdict"] not in ("not run", before.get(name, {}).get("verdict"))
+    ]
+    table = ["", "| claim | release | this build |", "|---|---|---|", *rows] if rows else []
+    said = f"Of the {len(measured)} claims that this build measures, {len(rows)} have another verdict than the release."
+    _, _, log = (root / "CHANGELOG.md").read_text(encoding="utf8").partition("\n## ")
+    return "\n".join([said, *table, "", f"## {log}"])
 
 
 def _rows(path: Path) -> dict[str, dict]:

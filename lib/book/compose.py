@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from lib.book import api, symbols
+from lib.book import api, changes, symbols
 from lib.book import records as recorded
 from lib.book.chapters import Page, code_hash
 from lib.book.run import executed_notebook, noted
@@ -95,6 +95,7 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         "ledger": lambda: tables.ledger(records, kept, statements),
         "errata": lambda: errata.page(measured, errata.sections([page.path for page in chapters])[0]),
         "unmeasured": lambda: recorded.overview(kept, measured, root),
+        "changes": lambda: changes.page(root, measured),
         "cite authors": lambda: cite(root)["authors"],
         "cite version": lambda: cite(root)["version"],
         "cite button": lambda: cite(root)["button"],

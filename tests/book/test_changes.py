@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from lib.book import __main__ as command_line
-from lib.book import chapters
+from lib.book import changes, chapters
 
 
 @pytest.fixture
@@ -53,8 +53,19 @@ def test_a_file_that_no_build_wrote_is_said_in_one_sentence(diff, content):
     assert status == 2 and "old.json is not the claims.json of a build" in line
 
 
-def test_a_file_that_is_not_there_is_named_and_so_is_what_was_not_given(diff, tmp_path):
+def test_a_file_that_is_not_there_is_named_and_without_one_it_is_that_of_the_last_release(diff, tmp_path):
     status, (line,) = diff([], [], tmp_path / "none")
     assert status == 2 and f"{tmp_path}/none" in line and "No such file" in line
-    status, (line,) = diff([], [], "")
-    assert status == 2 and "make diff OLD=" in line
+    released = json.loads((chapters.ROOT / changes.RELEASE).read_bytes())
+    assert diff([], released, "") == (0, [f"0 of {len(released)} claims changed, 0 added, 0 removed"])
+
+
+def test_the_page_of_changes_lists_the_verdicts_that_are_not_those_of_the_release_and_the_versions(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / changes.RELEASE).write_text(json.dumps([row("same"), row("idle"), row("other"), row("gone")]))
+    (tmp_path / "CHANGELOG.md").write_text("# Changes\n\nHow to read it.\n\n## 0.2.0\n\n- A page.\n")
+    now = [row("same"), row("idle", "not run"), row("other", "supported"), row("new")]
+    said, _, *table, _, heading, _, item = changes.page(tmp_path, {one["id"]: one for one in now}).splitlines()
+    assert "4 claims" in said and "2 have another verdict" in said
+    assert table[2:] == ["| `other` | reproduced | supported |", "| `new` | not there | reproduced |"]
+    assert (heading, item) == ("## 0.2.0", "- A page.")
