@@ -130,7 +130,7 @@ class _Entry(dict):
     line = 0
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """YAML in which a key that stands twice in one mapping is an error, not an overwrite."""
 
 

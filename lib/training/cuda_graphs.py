@@ -72,18 +72,21 @@ def _record(step: Callable[[], object], unroll: int, device: torch.device) -> to
 
 @contextlib.contextmanager
 def rounding_to_tf32(allowed: bool = True):
-    """Whether a GPU may round the factors of float32 products to TF32, and afterwards as it was before.
+    """Whether a GPU may round the factors of float32 products and convolutions to TF32, and afterwards as before.
 
-    >>> before = torch.backends.cuda.matmul.fp32_precision
-    >>> with rounding_to_tf32():
-    ...     torch.backends.cuda.matmul.fp32_precision
-    'tf32'
-    >>> torch.backends.cuda.matmul.fp32_precision == before
+    >>> before = torch.backends.cudnn.conv.fp32_precision
+    >>> with rounding_to_tf32(False):
+    ...     torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    ('ieee', 'ieee')
+    >>> torch.backends.cudnn.conv.fp32_precision == before
     True
     """
-    matmul = torch.backends.cuda.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allowed else "ieee"
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [kind.fp32_precision for kind in kinds]
     try:
+        for kind in kinds:
+            kind.fp32_precision = "tf32" if allowed else "ieee"
         yield
     finally:
-        matmul.fp32_precision = before
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision

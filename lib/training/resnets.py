@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lib import checks
 from lib.models.networks import ResNet20
+from lib.training.cuda_graphs import rounding_to_tf32
 from lib.training.sgd import fastest_convolutions
 
 _EPS, _FORGET = 1e-5, 0.1  # of nn.BatchNorm2d
@@ -94,7 +95,8 @@ class Ensemble:
     @torch.no_grad()
     def look(self, x: Tensor, batch_size: int = 1000) -> Look:
         """All runs at the same images `(N, C, height, width)`, each batch normalised with the statistics of its own."""
-        batches = [self.forward(part.expand(self.runs, *part.shape)) for part in x.split(batch_size)]
+        with rounding_to_tf32(False):  # a look measures ranks and spreads, which that rounding would hide
+            batches = [self.forward(part.expand(self.runs, *part.shape)) for part in x.split(batch_size)]
         layers = [torch.cat(parts, 1).double() for parts in zip(*batches, strict=True)]
         heads = [self.parameters[f"head.{layer}.weight"].detach() for layer in range(self.depth)]
         return Look(layers, [W.to(torch.float64, copy=True) for W in heads])  # training goes on in place
