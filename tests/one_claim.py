@@ -6,7 +6,7 @@ CLAIM = {
     "where": "Theorem 1",
     "kind": "number",
     "statement": "It is so.",
-    "expect": {"constant": {"value": 1.5, "abs": 0.1}, "note": {"report": True}},
+    "expect": {"constant": {"value": 1.5, "abs": 0.1, "printed": "1.5"}, "note": {"report": True}},
 }
 GOOD = {"constant": 1.45, "note": [1, 2, 3]}
 BAD = {"constant": 2.0, "note": [1, 2, 3]}

@@ -96,7 +96,7 @@ def meanings(rows: list[dict], page: str) -> dict[str, str]:
         for part, (number, _) in PARTS.items():
             if part != here and (text := elsewhere(sign, row, part)):
                 by_text.setdefault(text, []).append(number)
-        others = "; ".join(f"{', '.join(numbers)}: {_tex(text)}" for text, numbers in by_text.items())
+        others = "; ".join(f"Part {', '.join(numbers)}: {_tex(text)}" for text, numbers in by_text.items())
         own = f"<strong>{_tex(row['means'])}</strong><br>" if row else ""
         found[sign] = f"<dt>\\({html.escape(sign)}\\)</dt><dd>{own}{others}</dd>"
     return found

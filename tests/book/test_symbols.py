@@ -59,7 +59,7 @@ def test_a_symbol_says_what_it_is_here_and_what_stands_elsewhere():
     ]
     here = symbols.meanings(rows, "feature-collapse/theorems")
     assert list(here) == ["K"] and "<strong>number of classes</strong>" in here["K"]
-    assert r"II: the same; III: \(N\) and \(K\) for examples of a class" in here["K"]
+    assert r"Part II: the same; Part III: \(N\) and \(K\) for examples of a class" in here["K"]
     assert "<strong>something else</strong>" in symbols.meanings(rows, "memorization-dilation/one")["K"]
-    everywhere = symbols.meanings(rows, "synthesis/halves")
-    assert "I, II: number of classes; III: examples of a class" in everywhere["K"] and "strong" not in everywhere["K"]
+    everywhere = symbols.meanings(rows, "synthesis/halves")["K"]
+    assert "Part I, II: number of classes; Part III: examples of a class" in everywhere and "strong" not in everywhere

@@ -93,7 +93,7 @@ def test_an_unknown_paper_or_profile_is_named(files, wrong):
 def test_a_record_is_judged_by_the_declaration_of_now(files):
     old = record()
     assert claims.judge(old)["verdict"] == "reproduced"
-    changed = claim(expect={"constant": {"value": 3.0, "abs": 0.1}, "note": {"report": True}})
+    changed = claim(expect={"constant": {"value": 3.0, "abs": 0.1, "printed": "3"}, "note": {"report": True}})
     files([changed])
     new = claims.judge(old)
     assert (new["verdict"], new["expected"]) == ("not reproduced", changed["expect"])

@@ -83,6 +83,13 @@ def test_the_smoke_profile_claims_nothing(measured):
     assert verdict(CLAIM, measured, profile="smoke") == "not run"
 
 
+def test_only_a_criterion_with_what_is_printed_beside_it_can_be_contradicted():
+    """An erratum does not explain that a search of the book's missed, too."""
+    expect = {"theirs": {"below": 0, "printed": "< 0"}, "missed": {"below": 0}}
+    for missed, expected in ((-1, "contradicted: another constant"), (1, "not reproduced")):
+        assert verdict(claim(expect=expect), {"theirs": 1, "missed": missed}, errata=[ERRATUM]) == expected
+
+
 def test_one_quantity_that_fails_is_enough():
     declaration = claim(expect={name: {"equals": True} for name in "abc"})
     for outcomes in itertools.product([True, False], repeat=3):
