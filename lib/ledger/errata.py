@@ -23,6 +23,7 @@ from lib.ledger.pages import linked_verdict, place_of
 
 _MARKER = re.compile(r"^<!-- (erratum|consequence) (\S+) -->[ \t]*$", re.MULTILINE)
 _FENCE = re.compile(r"^(`{3,}|~{3,})(\{code-cell\})?.*\n(?:.*\n)*?\1[`~]*[ \t]*$", re.MULTILINE)
+_SLIPS = "Slips and remarks"
 _OUTLINE = re.compile(r"\(erratum-(\S+)\)=|##? .*|<!-- (?:erratum|consequence) (\S+) -->|<!-- cell -->")
 
 
@@ -81,7 +82,8 @@ def expand(text: str, records: dict[str, dict], statements: dict[str, str]) -> s
         if erratum is None:
             return found[0]
         if found[1] == "erratum":
-            quoted = f"**As printed** ({erratum['place']}; *{erratum['kind']}*): {erratum['printed'].strip()}"
+            kind = "slip or remark" if erratum["kind"] == "slip" else erratum["kind"]
+            quoted = f"**As printed** ({erratum['place']}; *{kind}*): {erratum['printed'].strip()}"
             quoted += f"\n\n**Corrected.** {erratum['corrected'].strip()}"
             quoted = "\n".join(f"> {line}".rstrip() for line in quoted.splitlines())
             return f"{quoted}\n\n**How it is decided.** {erratum['how'].strip()}"
@@ -109,11 +111,11 @@ def page(records: dict[str, dict], headings: dict[str, str]) -> str:
         place = f"{PAPERS[paper]}, {erratum['place']}" if slip else erratum["place"]
         cells = link, place, *(() if slip else (erratum["kind"],)), linked_verdict(claim, records.get(claim))
         row = "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
-        rows.setdefault("Slips" if slip else PAPERS[paper], []).append(row)
+        rows.setdefault(_SLIPS if slip else PAPERS[paper], []).append(row)
     parts = []
-    for title in (*PAPERS.values(), "Slips"):
+    for title in (*PAPERS.values(), _SLIPS):
         if title in rows:
-            names = ["finding", "place in the paper", *(() if title == "Slips" else ("kind",)), "measured by"]
+            names = ["finding", "place in the paper", *(() if title == _SLIPS else ("kind",)), "measured by"]
             head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
             table = "\n".join([*head, *rows[title]])
             parts.append(f'## {title}\n\n<div class="overview">\n\n{table}\n\n</div>')

@@ -90,7 +90,7 @@ def test_the_overview_of_the_errata_has_a_row_for_each_the_slips_apart(files):
     assert "No erratum" in errata.page({}, {})
     files(errata=[{**ERRATUM, "place": "|x|"}, {**ERRATUM, "id": "other", "kind": "slip"}])
     page = errata.page({"fc-one": claims.judge(record(BAD))}, {"sign": "The sign of $r$"})
-    page, _, slips = page.partition("## Slips")
+    page, _, slips = page.partition("## Slips and remarks")
     assert "erratum-other" in slips and "Feature collapse, (7)" in slips and "erratum-sign" not in slips
     assert "## Feature collapse" in page and "Low-rank bias" not in page and "erratum-other" not in page
     (row,) = (line for line in page.splitlines() if "erratum-sign" in line)
