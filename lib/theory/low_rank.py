@@ -433,7 +433,7 @@ def _matrices(family: Family, T: Tensor, B: Tensor, K: int, L: int, lam: list[fl
 
 
 def _spread(t: int, d: int) -> Tensor:
-    """A `(d, t)` with orthonormal columns whose rows are multiples of unit vectors."""
+    """A `(d, t)` with orthonormal columns whose rows are multiples of standard basis vectors."""
     rows = torch.nn.functional.one_hot(torch.arange(d) % t, t).to(torch.float64)
     return rows / rows.sum(0).sqrt()
 
