@@ -13,7 +13,7 @@ from . import _checks as checks
 from . import formulas
 from .passes import PENULTIMATE, Head, Layer, Loader, Reader, as_head, own, peeked, randomness_kept
 from .streaming import ClassStatistics
-from .table import COLUMNS, ClassMeans, Measures
+from .table import COLUMNS, ClassMeans, Measures, named
 
 LARGEST_WIDTH = 8192  # half a scatter matrix of this width takes 256 MiB
 KEPT = 2**29  # bytes of features that are kept for NC4, which needs the final class means
@@ -248,7 +248,7 @@ def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: H
     # with noise of one variance in all directions NC1 is about its true value times 1 - lost, see the book
     lost = {name: row["nc1"] * (row["d"] - K) / (K - 1) / max(least - 1, 1) for name, row in rows.items()}
     if few := [name for name in rows if lost[name] > TOLERATED]:
-        notes.append(f"too few samples of a class for their NC1, which may be far off: {', '.join(few)}")
+        notes.append(f"too few samples of a class for their NC1, which may be far off: {', '.join(map(named, few))}")
     return notes
 
 

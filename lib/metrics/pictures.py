@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ._checks import one_of
+from .table import named
 
 #: What the panels say of each column of the table.
 TITLES = {
@@ -116,7 +117,7 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
             if row.get(column) is not None:
                 size = 3.5 + 4 * (1 - i / len(rows))  # so that of lines that coincide all are seen
                 look = {"color": colors[i], "marker": _MARKERS[i % len(_MARKERS)], "markersize": size}
-                ax.plot(*tracker.curve(column, layer), label=layer, **look)
+                ax.plot(*tracker.curve(column, layer), label=named(layer), **look)
         if column in LOGARITHMIC:
             _logarithmic(ax)
         elif column != "uniformity":  # which is negative
@@ -159,7 +160,7 @@ def _name_layers(axes, names: list[str]) -> None:
         ax.set_xlim(-0.4, len(names) - 0.6)
         ax.set_xticks(shown, [""] * len(shown))
     for ax in axes[-2:]:
-        labels = [names[place] for place in shown]
+        labels = [named(names[place]) for place in shown]
         ax.set_xticks(shown, labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=10)
 
 

@@ -21,6 +21,15 @@ COLUMNS = (
 PRINTED = 95  # characters of a line of a printed table, after which further layers go below
 
 
+def named(layer: str) -> str:
+    """A layer as tables and pictures call it: the whole model has no name.
+
+    >>> named("layer4"), named("")
+    ('layer4', 'features')
+    """
+    return layer or "features"
+
+
 class ClassMeans(NamedTuple):
     """Class means `(K, d)`, samples `(K,)` and mean squared distances from the mean `(K,)` of one layer, float64."""
 
@@ -128,7 +137,8 @@ class Measures(_Table, list):
 
     def _cells(self) -> list[list[str]]:
         columns = [name for name in COLUMNS if any(row.get(name) is not None for row in self)]
-        return [[name, *(_cell(row.get(name)) for row in self)] for name in columns] or [["layer"]]
+        rows = [row | {"layer": named(row.get("layer", ""))} for row in self]
+        return [[name, *(_cell(row.get(name)) for row in rows)] for name in columns] or [["layer"]]
 
 
 class Comparison(_Table):
@@ -151,7 +161,7 @@ class Comparison(_Table):
         return side_by_side(self)
 
     def _cells(self) -> list[list[str]]:
-        heads = [f"{row['layer']}: {name}" for row, _ in self.pairs for name in self.names]
+        heads = [f"{named(row['layer'])}: {name}" for row, _ in self.pairs for name in self.names]
         rows = [row for pair in self.pairs for row in pair]
         columns = [name for name in COLUMNS[1:] if any(row.get(name) is not None for row in rows)]
         return [["", *heads], *([name, *(_cell(row.get(name)) for row in rows)] for name in columns)]

@@ -438,6 +438,17 @@ def test_a_model_may_be_nothing_but_its_head_and_may_have_none():
         assert same["nc1"] == pytest.approx(row["nc1"], rel=1e-9) and same["nc3"] is None and same["d"] == 4
 
 
+def test_a_layer_without_a_name_is_shown_as_features():
+    x, y = cloud(0)
+    wide = torch.cat([x, torch.randn(len(x), 50, generator=torch.Generator().manual_seed(0)).to(x)], 1)
+    identity = nn.Identity()
+    found = metrics.measure(identity, [(wide, y)], identity, K=3)
+    assert found[0]["layer"] == "" and found._cells()[0] == ["layer", "features"]
+    assert found.notes[-1].endswith("far off: features")
+    assert metrics.compare(found, found)._cells()[0] == ["", "features: before", "features: after"]
+    assert "features" in [text.get_text() for text in found.plot().axes[-1].get_xticklabels()]
+
+
 class Caching(nn.Linear):
     """Keeps a tensor for later at its first pass, as models with position tables do."""
 
