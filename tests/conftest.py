@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def pytest_collection_modifyitems(items):
     """One file that looks at the smoke book comes first, so that its process builds it; the others come last."""
-    turns = {"test_every_page": 0, "test_pages": 3, "test_pdf": 3, "test_site": 3}
+    turns = {"test_every_page": 0, "test_figures_that_answer": 3, "test_pages": 3, "test_pdf": 3, "test_site": 3}
     items.sort(key=lambda item: turns.get(item.path.stem, 1 if item.path.parent.name == "book" else 2))
 
 
