@@ -129,13 +129,15 @@ def train_together(
     losses
         For each run one of `("ce", 0)`, cross-entropy; `("ls", alpha)`, :func:`lib.models.losses.label_smoothing`;
         `("lr", alpha)`, label relaxation; `("mse", 0)`, :func:`lib.models.losses.squared_error` times :math:`2/K`,
-        which averages over the outputs as well. With :math:`p_i` the softmax of the scores, label relaxation is
+        which averages over the outputs as well. With :math:`p_i` the softmax of the scores, label relaxation is 0 where
+        :math:`p_{i y_i} \ge 1 - \alpha`, and else
 
         .. math::
 
-           \begin{cases} 0, & p_{i y_i} \ge 1 - \alpha, \\
-           D_{KL}(p_i^r \,\|\, p_i) = (1 - \alpha) \log \dfrac{1 - \alpha}{p_{i y_i}}
-           + \alpha \log \dfrac{\alpha}{1 - p_{i y_i}}, & \text{else,} \end{cases}
+           \begin{aligned}
+           D_{KL}(p_i^r \,\|\, p_i) &= (1 - \alpha) \log \tfrac{1 - \alpha}{p_{i y_i}} \\
+           &\quad + \alpha \log \tfrac{\alpha}{1 - p_{i y_i}},
+           \end{aligned}
 
         where :math:`p_i^r` gives :math:`1 - \alpha` to the label and divides :math:`\alpha` among the other classes as
         :math:`p_i` does: no other distribution that is as sure of the label is nearer. In the second case the gradient

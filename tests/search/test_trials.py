@@ -19,7 +19,7 @@ def test_random_decays_have_the_strength_that_was_asked_for(seed, c, most):
     for factors, minimum in ((2, theory.bias_free), (3, theory.two_layer)):
         K, n, d, decays = random_problem(rng, c, factors, most)
         assert 2 <= K <= most and 1 <= n <= 4 and K <= d <= K + 2
-        assert minimum(K, n, *decays, d=d).c == pytest.approx(c, rel=1e-12)
+        assert minimum(K, n, *decays).c == pytest.approx(c, rel=1e-12)
 
 
 def test_a_sharpened_end_is_an_orthogonal_frame_to_rounding_and_a_rough_one_is_not():
