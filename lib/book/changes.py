@@ -38,13 +38,11 @@ def changes(old: Path, new: Path) -> list[str]:
 def page(root: Path, measured: dict[str, dict]) -> str:
     """The verdicts of a build that are not those of the last release, and the list of changes, in Markdown."""
     before = _rows(root / RELEASE)
-    rows = [
-        f"| `{name}` | {before[name]['verdict'] if name in before else 'not there'} | {row['verdict']} |"
-        for name, row in measured.items()
-        if row["verdict"] not in ("not run", before.get(name, {}).get("verdict"))
-    ]
+    judged = {name: row["verdict"] for name, row in measured.items() if row["verdict"] != "not run"}
+    released = {name: before[name]["verdict"] if name in before else "not there" for name in judged}
+    rows = [f"| `{name}` | {released[name]} | {now} |" for name, now in judged.items() if released[name] != now]
     table = ["", "| claim | release | this build |", "|---|---|---|", *rows] if rows else []
-    said = f"Of the {len(measured)} claims that this build measures, {len(rows)} have another verdict than the release."
+    said = f"Of the {len(judged)} claims that this build judges, {len(rows)} have another verdict than the release."
     _, _, log = (root / "CHANGELOG.md").read_text(encoding="utf8").partition("\n## ")
     return "\n".join([said, *table, "", f"## {log}"])
 
