@@ -7,7 +7,6 @@ from decimal import Decimal
 
 from lib.checks import nearest
 from lib.ledger.declarations import FINDINGS, is_number
-from lib.ledger.profiles import PROFILES
 
 #: The verdicts and the sign that goes with each (a verdict never speaks by colour alone).
 VERDICTS = {
@@ -84,8 +83,8 @@ def verdict(
         return "not run"
     theirs = {key: expectation for key, expectation in expect.items() if not expectation.get("ours")}
     failing = [expectation for key, expectation in theirs.items() if met(expectation, measured[key]) is False]
-    printed_at = declaration.get("settings", "laptop")
-    if dataset not in (None, *ORIGINALS) or PROFILES.index(profile) < PROFILES.index(printed_at):
+    reduced = "takes" in declaration and profile != "paper"
+    if reduced or dataset not in (None, *ORIGINALS):
         return "not seen at reduced size" if failing else "seen at reduced size"
     findings = [erratum["kind"] for erratum in errata if erratum["kind"] in FINDINGS]
     if findings and failing and all("printed" in expectation for expectation in failing):

@@ -7,7 +7,6 @@ import pytest
 from one_claim import CLAIM, ERRATUM, claim
 
 from lib.ledger import declarations
-from lib.ledger.profiles import PROFILES
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,6 @@ def test_the_schema_knows_the_papers_and_kinds():
     assert definitions["paper"]["enum"] == list(declarations.PAPERS)
     assert definitions["claim"]["properties"]["kind"]["enum"] == list(declarations.KINDS)
     assert definitions["erratum"]["properties"]["kind"]["enum"] == [*declarations.FINDINGS, "slip"]
-    assert set(definitions["claim"]["properties"]["settings"]["enum"]) < set(PROFILES)
 
 
 def test_every_claim_of_the_inventory_is_declared():

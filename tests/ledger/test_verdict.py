@@ -60,14 +60,14 @@ def test_at_the_printed_settings_the_verdict_follows_from_kind_and_errata(kind, 
 
 
 @pytest.mark.parametrize(
-    ("profile", "dataset", "settings"),
-    [("laptop", None, "paper"), ("laptop", "mnist", "paper"), ("night", "mnist", "paper"), ("paper", "digits", None),
-     ("paper", "cifar10-jpeg75", "paper")],
+    ("profile", "dataset", "takes"),
+    [("laptop", None, "more"), ("laptop", "mnist", "more"), ("night", "mnist", "more"), ("paper", "digits", None),
+     ("paper", "cifar10-jpeg75", "more")],
 )  # fmt: skip
-def test_a_reduced_run_and_other_data_reproduce_nothing_and_fail_nothing(profile, dataset, settings):
+def test_a_reduced_run_and_other_data_reproduce_nothing_and_fail_nothing(profile, dataset, takes):
     """Whatever is measured, and whatever the errata say."""
     for kind, errata in itertools.product(KINDS, ([], [ERRATUM])):
-        declaration = claim(kind=kind, settings=settings)
+        declaration = claim(kind=kind, takes=takes)
         assert verdict(declaration, GOOD, profile, dataset, errata) == "seen at reduced size"
         assert verdict(declaration, BAD, profile, dataset, errata) == "not seen at reduced size"
 
