@@ -15,8 +15,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import joblib
@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from lib.ledger.notes import note
-from lib.runs import devices, store
+from lib.runs import store
+from lib.runs.processes import side_by_side
 
 # How memory runs out without torch.OutOfMemoryError: in the CPU's allocator, in the driver, in the libraries
 _SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "_STATUS_ALLOC_FAILED")
@@ -41,7 +42,7 @@ def run(
     items: Sequence,
     name: str,
     at_once: int | None = None,
-    threads: int | None = 1,
+    jobs: int | None = 1,
     alike: Callable | None = None,
 ) -> list:
     """`function(items)`, in parts, each finished part kept until the chapter has finished.
@@ -65,10 +66,10 @@ def run(
     name
         Of the computation, one for each call in a chapter.
     at_once
-        How many items, at most, go into one part; None for as many as there are for each thread. Parts are even.
-    threads
-        How many parts are computed side by side, those of the first items first; with more than one, torch has one
-        thread in each. None: one for each core, and a single one where a GPU is in use.
+        How many items, at most, go into one part; None for as many as there are for each job. Parts are even.
+    jobs
+        How many parts are computed side by side, those of the first items first; with more than one, each in a process
+        of its own, in which torch has one thread. None: one for each core, and a single one where a GPU is in use.
     alike
         A function of an item; only items for which it returns the same go into one part.
 
@@ -94,8 +95,8 @@ def run(
     >>> run(lambda part: torch.tensor(part) ** 2, [1, 2, 3], "squares", at_once=2)
     [tensor(1), tensor(4), tensor(9)]
     """
-    if threads is None:
-        threads = 1 if torch.cuda.is_initialized() else joblib.cpu_count()
+    if jobs is None:
+        jobs = 1 if torch.cuda.is_initialized() else joblib.cpu_count()
     # whether there is a GPU counts: what a CPU began is not mixed with what a GPU makes
     keys = store.keys(({"item": item, "of": name, "gpu": torch.cuda.is_available()} for item in items), "items")
     unfinished = os.environ.get("COLLAPSE_UNFINISHED")
@@ -104,69 +105,72 @@ def run(
         if not _returned.isdisjoint((folder, key) for key in keys):
             raise ValueError(f"name = {name!r}: runs were made before under this name; each call needs one")
         results = _taken_up(folder, keys, name)
-    most = len(items)
-
-    def finish(part):
-        nonlocal most
-        while part:
-            now, began = part[:most], time.perf_counter()
-            made, lack = _attempt(function, [item for item, _ in now])
+    todo = [(item, key) for item, key in zip(items, keys, strict=True) if key not in results]
+    waiting, most = deque(_parts(todo, at_once, jobs, alike)), len(items)
+    while waiting:
+        parts = []  # all that wait, or the first where only one is computed at a time
+        while waiting and (jobs > 1 or not parts):
+            part = waiting.popleft()
+            if len(part) > most:
+                waiting.appendleft(part[most:])
+            parts.append(part[:most])
+        for number, made, lack, seconds in _computed(function, parts, jobs):
+            part = parts[number]
             if lack:
                 _free()
-                if len(now) == 1:
-                    raise RuntimeError(f"{name}: the run {now[0][0]!r} alone does not fit into memory: {lack}")
-                most = min(most, len(now) // 2)
-                print(f"{name}: {len(now)} runs at once do not fit into memory, now {most} at a time ({lack})")
+                if len(part) == 1:
+                    raise RuntimeError(f"{name}: the run {part[0][0]!r} alone does not fit into memory: {lack}")
+                most = min(most, len(part) // 2)
+                print(f"{name}: {len(part)} runs at once do not fit into memory, now {most} at a time ({lack})")
+                waiting.appendleft(part)
                 continue
-            part = part[len(now) :]
-            found = dict(zip([key for _, key in now], made, strict=True))
+            found = dict(zip([key for _, key in part], made, strict=True))
             results.update(found)
             if folder:
-                _keep(folder, found, (time.perf_counter() - began) / len(now))
-
-    todo = [(item, key) for item, key in zip(items, keys, strict=True) if key not in results]
-    parts = _parts(todo, at_once, threads, alike)
-    if threads == 1:
-        for part in parts:
-            finish(part)
-    else:
-        single = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        with devices.one_thread(), ThreadPoolExecutor(threads, **single) as pool:
-            list(pool.map(finish, parts))
+                _keep(folder, found, seconds / len(part))
     _returned.update((folder, key) for key in keys if folder)
     return [results[key] for key in keys]
 
 
-def each(function: Callable, items: Sequence, name: str, threads: int | None = 1) -> list:
+def each(function: Callable, items: Sequence, name: str, jobs: int | None = 1) -> list:
     """`[function(item) for item in items]`, kept as by :func:`run`, each finished item by itself.
 
     >>> each(lambda x: x * x, [1, 2, 3], "squares")
     [1, 4, 9]
     """
-    return run(lambda part: [function(item) for item in part], items, name, at_once=1, threads=threads)
+    return run(lambda part: [function(item) for item in part], items, name, at_once=1, jobs=jobs)
 
 
-def _parts(todo: list, at_once: int | None, threads: int, alike: Callable | None) -> list[list]:
+def _parts(todo: list, at_once: int | None, jobs: int, alike: Callable | None) -> list[list]:
     groups: dict = {}
     for item, key in todo:
         groups.setdefault(alike(item) if alike else None, []).append((item, key))
     parts = []
     for group in groups.values():
-        number = min(threads, len(group)) if at_once is None else math.ceil(len(group) / at_once)
+        number = min(jobs, len(group)) if at_once is None else math.ceil(len(group) / at_once)
         parts += [[group[i] for i in share] for share in np.array_split(np.arange(len(group)), number)]
     return parts
 
 
-def _attempt(function, part) -> tuple[list, str]:
-    """The results, or why they did not fit. The error, whose traceback holds the memory of its frames, ends here."""
+def _computed(function, parts, jobs) -> Iterator[tuple[int, list, str, float]]:
+    """What :func:`_attempt` says of each part."""
+    asked = [(number, function, [item for item, _ in part]) for number, part in enumerate(parts)]
+    if jobs > 1:
+        return side_by_side((joblib.delayed(_attempt)(*each) for each in asked), jobs)
+    return (_attempt(*each) for each in asked)
+
+
+def _attempt(number, function, items) -> tuple[int, list, str, float]:
+    """The number of the part, the results, or why they did not fit, and the seconds. The error, whose traceback holds
+    the memory of its frames, ends here."""
+    began = time.perf_counter()
     try:
-        made = [_plain(result) for result in function(part)]
+        made, lack = [_plain(result) for result in function(items)], ""
     except (RuntimeError, MemoryError) as error:
-        lack = _lack(error)
+        made, lack = [], _lack(error)
         if not lack:
             raise
-        return [], lack
-    return made, ""
+    return number, made, lack, time.perf_counter() - began
 
 
 def _lack(error: BaseException | None) -> str:

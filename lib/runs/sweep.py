@@ -32,6 +32,7 @@ import joblib
 
 from lib.runs import store
 from lib.runs.devices import one_thread
+from lib.runs.processes import side_by_side
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE = 10  # seconds until a scheduler that does not answer, or has no worker, is given up
@@ -177,13 +178,7 @@ def _execute(key, function, configuration) -> tuple[str, dict]:
 
 def _here(function, todo, jobs) -> Iterator[tuple[str, dict]]:
     calls = [joblib.delayed(_execute)(key, function, configuration) for key, configuration in todo.items()]
-    with joblib.parallel_config("loky", inner_max_num_threads=1):
-        parallel = joblib.Parallel(n_jobs=min(jobs, max(1, len(todo))), batch_size=1, return_as="generator_unordered")
-        try:
-            yield from parallel(calls)
-        except BrokenExecutor as error:
-            reason = str(error).split(".")[0]
-            raise BrokenExecutor(f"a process of this machine died ({type(error).__name__}: {reason})") from error
+    return side_by_side(calls, min(jobs, max(1, len(todo))))
 
 
 def _on_cluster(function, todo, scheduler) -> Iterator[tuple[str, dict]]:

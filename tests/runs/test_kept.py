@@ -5,7 +5,8 @@ import gc
 import io
 import itertools
 import json
-import threading
+import os
+import time
 import weakref
 from typing import NamedTuple
 
@@ -64,39 +65,37 @@ def squares(numbers):
         ({"at_once": 9}, [[3, 1, 2, 5, 4]]),
         ({"at_once": 9, "alike": lambda item: item % 2}, [[3, 1, 5], [2, 4]]),
         ({"at_once": 2, "alike": lambda item: item % 2}, [[3, 1], [5], [2, 4]]),
-        ({"threads": 2}, [[3, 1, 2], [5, 4]]),
-        ({"threads": 9}, [[1], [2], [3], [4], [5]]),
-        ({"threads": 2, "at_once": 5, "alike": lambda item: item % 2}, [[2, 4], [3, 1, 5]]),
     ],
 )
 def test_results_are_in_the_order_of_the_items_whatever_the_parts(options, parts):
     work = Work()
     assert kept.run(work, [3, 1, 2, 5, 4], "squares", **options) == [9, 1, 4, 25, 16]
-    assert (sorted if "threads" in options else list)(work.parts) == parts
+    assert work.parts == parts
 
 
-def test_threads_work_side_by_side_with_one_thread_of_torch_each():
-    both, before = threading.Barrier(2), torch.get_num_threads()
+@pytest.mark.parametrize("options", [{}, {"at_once": 1}, {"alike": lambda item: item % 2}])
+def test_results_are_in_the_order_of_the_items_wherever_they_are_made(build, options):
+    assert kept.run(squares, [3, 1, 2, 5, 4], "squares", jobs=2, **options) == [9, 1, 4, 25, 16]
+    assert again(work := Work(), [3, 1, 2, 5, 4], "squares") == [9, 1, 4, 25, 16] and not work.parts
 
+
+def test_parts_are_computed_side_by_side_in_processes_with_one_thread_of_torch_each(tmp_path):
     def function(part):
-        both.wait(30)  # nobody goes on alone
+        (tmp_path / f"{os.getpid()}").touch()
+        while len(list(tmp_path.iterdir())) < 2:  # nobody goes on alone
+            time.sleep(0.01)
         return [torch.get_num_threads() for _ in part]
 
-    try:
-        torch.set_num_threads(2)
-        assert kept.run(function, [1, 2, 3], "threads", threads=2) == [1, 1, 1]
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    assert kept.run(function, [1, 2, 3], "processes", jobs=2) == [1, 1, 1]
+    assert not (tmp_path / f"{os.getpid()}").exists()
 
 
-def test_threads_are_as_many_as_cores_and_a_card_has_one(monkeypatch):
-    monkeypatch.setattr(kept.joblib, "cpu_count", lambda: 3)
-    for card, parts in ((False, 3), (True, 1)):
+def test_jobs_are_as_many_as_cores_and_a_card_has_one(monkeypatch):
+    monkeypatch.setattr(kept.joblib, "cpu_count", lambda: 2)
+    for card, processes in ((False, 2), (True, 1)):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda card=card: card)
-        work = Work()
-        kept.run(work, [1, 2, 3, 4], "squares", threads=None)
-        assert len(work.parts) == parts
+        parts = kept.run(lambda part: [len(part)] * len(part), [1, 2, 3, 4], "parts", jobs=None)
+        assert parts == [4 // processes] * 4
 
 
 def test_no_items_are_no_work():
@@ -147,16 +146,27 @@ def interrupted(after, error):
     return obstacle
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("error", [ZeroDivisionError("no"), KeyboardInterrupt(), RuntimeError("shapes do not fit")])
-def test_what_was_finished_before_an_error_is_not_computed_again(build, capsys, error, threads):
+def test_what_was_finished_before_an_error_is_not_computed_again(build, capsys, error):
     with pytest.raises(type(error)):
-        kept.run(Work(interrupted(2, error)), [0, 1, 2, 3, 4], "squares", at_once=2, threads=threads)
+        kept.run(Work(interrupted(2, error)), [0, 1, 2, 3, 4], "squares", at_once=2)
     work = Work()
     assert again(work, [0, 1, 2, 3, 4], "squares", at_once=3) == squares([0, 1, 2, 3, 4])
     assert len(work.parts) == 1 and 1 <= len(work.parts[0]) <= 2
     assert f"squares: {5 - len(work.parts[0])} of 5 runs are taken up from a build before" in capsys.readouterr().out
     assert again(work, [3, 9, 0], "squares") == squares([3, 9, 0]) and work.parts[1:] == [[9]]
+
+
+def test_what_other_processes_finished_before_an_error_is_not_computed_again(build):
+    def function(part):
+        if part == [2]:
+            raise ZeroDivisionError
+        return squares(part)
+
+    with pytest.raises(ZeroDivisionError):
+        kept.run(function, [0, 1, 2], "squares", at_once=1, jobs=2)
+    assert again(work := Work(), [0, 1, 2], "squares", at_once=1) == [0, 1, 4]
+    assert [2] in work.parts and len(work.parts) < 3
 
 
 def test_what_is_taken_up_is_noted_with_the_seconds_that_it_took(build, tmp_path, monkeypatch):
@@ -300,7 +310,7 @@ LACKS = [by_the_card, by_the_processor, by_numpy, by_a_library, while_a_graph_is
 def test_parts_that_do_not_fit_into_memory_are_halved_until_they_do(capsys, lack):
     work = Work(lambda part: lack(part) if len(part) > 3 else None)
     assert kept.run(work, list(range(11)), "squares") == squares(range(11))
-    assert [len(part) for part in work.parts] == [11, 5, 2, 2, 2, 2, 2, 1]
+    assert [len(part) for part in work.parts] == [11, 5, 2, 2, 1, 2, 2, 2]
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("squares: 11 runs at once do not fit into memory, now 5 at a time (")
     assert second.startswith("squares: 5 runs at once do not fit into memory, now 2 at a time (")
