@@ -113,8 +113,8 @@ class Book:
 
     def stale(self, **parameters):
         """Why chapters have to be executed, by chapter."""
-        reasons = {page.path.stem: run.stale(page, {"profile": "laptop", **parameters}) for page in chapters(self.root)}
-        return {name: "; ".join(why) for name, why in reasons.items() if why}
+        reasons = run.stale(chapters(self.root), {"profile": "laptop", **parameters})
+        return {page.path.stem: "; ".join(why) for page, why in reasons.items()}
 
     # ---------------------------------------------------------------------------------- the real thing, by commands
 

@@ -15,12 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lib.book import chapters, compose, records, run, site
-from lib.book import pdf as printer
-from lib.book.changes import RELEASE, changes
-from lib.ledger import claims as ledger
-from lib.ledger import declarations, errata
+from lib.book import chapters, run
 from lib.ledger.profiles import PROFILES
+
+# What makes pages and judges claims takes Jinja, nbformat and others with it, and is imported by the commands that do.
 
 app = typer.Typer(
     help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
@@ -56,7 +54,7 @@ def command(function):
         except chapters.BadInput as error:
             console.print(f"error: {error}")
             status = 2
-        except compose.SiteError as error:
+        except chapters.SiteError as error:
             console.print(f"error: {error}", style="red")
             status = 1
         except KeyboardInterrupt:
@@ -72,6 +70,8 @@ def command(function):
 def build(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
           jobs: Jobs = None, force: Force = False):  # fmt: skip
     """Execute the stale chapters and publish the site."""
+    from lib.book import site
+
     started = time.monotonic()
     selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
     with run.lock(console.print):
@@ -101,6 +101,8 @@ def execute(profile: Profile = "laptop", chapter: Chapter = "", device: Device =
 @command
 def publish():
     """Build the site from the chapters as they were last executed."""
+    from lib.book import site
+
     _validate_claims()
     with run.lock(console.print), console.status("building the site"):
         html, anew, _ = site.publish()
@@ -110,26 +112,30 @@ def publish():
 @command
 def pdf():
     """Print the published site into one file, and a poster; its first page then offers both."""
+    from lib.book.pdf import NAME, publish
+
     html = chapters.BUILD / "html"
     with run.lock(console.print), console.status("printing the book"):
-        sheets = printer.publish(html)
-    console.print(f"{sheets} pages: {html / printer.NAME}")
+        sheets = publish(html)
+    console.print(f"{sheets} pages: {html / NAME}")
 
 
 @command
 def status(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None):
     """Say which chapters are stale, and why."""
-    selected, parameters, _ = _settings(profile, chapter, device, seed)
+    selected, parameters = _selection(profile, chapter, device, seed)
+    stale = run.stale(selected, parameters)
     table = Table("chapter", "state", "why", box=None)
     for page in selected:
-        reasons = run.stale(page, parameters)
-        table.add_row(page.short, "stale" if reasons else "current", "; ".join(reasons))
+        table.add_row(page.short, "stale" if page in stale else "current", "; ".join(stale.get(page, [])))
     console.print(table)
 
 
 @command
 def claims():
     """Write claims.json from the chapters as they were last executed, and print its summary."""
+    from lib.book import compose, records, site
+
     _validate_claims()
     with run.lock(console.print):
         rows = site.write_claims(compose.collect(chapters.pages()), records.read())
@@ -144,6 +150,8 @@ def claims():
 @command
 def diff(old: Old = ""):
     """Say which verdicts and values changed since an older claims.json, or since the last release."""
+    from lib.book.changes import RELEASE, changes
+
     for line in changes(Path(old or chapters.ROOT / RELEASE), chapters.BUILD / "claims.json"):
         console.print(line)
 
@@ -151,6 +159,8 @@ def diff(old: Old = ""):
 @command
 def record(chapter: Chapter = ""):
     """Keep what the chapters measured, as last executed in the paper profile, in recorded/."""
+    from lib.book import records
+
     _validate_claims(partial=True, recorded=False)
     selected = chapters.select(chapters.chapters(), chapter)
     with run.lock(console.print):
@@ -163,13 +173,18 @@ def record(chapter: Chapter = ""):
     _validate_claims(partial=True)  # the new records beside those that were there
 
 
-def _settings(profile: str, chapter: str, device: str, seed: int | None, jobs: int | None = None):
-    """The selected chapters, the parameters to inject, the number of jobs; raises BadInput before any work."""
+def _selection(profile: str, chapter: str, device: str, seed: int | None):
+    """The selected chapters and the parameters to inject; raises BadInput for what is not there."""
     run.check_device(device)
     parameters: dict = {"profile": profile, "device": device}
     if seed is not None:
         parameters["seed"] = seed
-    selected = chapters.select(chapters.chapters(), chapter)
+    return chapters.select(chapters.chapters(), chapter), parameters
+
+
+def _settings(profile: str, chapter: str, device: str, seed: int | None, jobs: int | None):
+    """`_selection` and the number of jobs; raises BadInput before any work, also for claims and errata."""
+    selected, parameters = _selection(profile, chapter, device, seed)
     _validate_claims(partial=bool(chapter))
     most = run.cores()
     if jobs and jobs > most:
@@ -181,6 +196,10 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     """Damaged declarations, claims that are undeclared, misspelt or checked twice, and errata without their section
     end the command here. A build of some chapters does not ask for the errata of all, and what makes a damaged
     record anew does not ask for the records that are there."""
+    from lib.book import records
+    from lib.ledger import claims as ledger
+    from lib.ledger import declarations, errata
+
     try:
         declarations.read()
         if recorded:
@@ -195,6 +214,8 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
 
 def _report(outcomes: list[run.Outcome]) -> int:
     """One line per chapter, then what failed; the exit status."""
+    from lib.book import compose
+
     table = Table("chapter", "state", "time", "claims", box=None)
     for outcome in outcomes:
         rows = [] if outcome.state == "FAILED" else compose.collect([outcome.page])

@@ -7,8 +7,6 @@ import itertools
 import re
 from pathlib import Path
 
-from lib.figures import GREY
-
 #: The theme's scripts that do what other files of the site do already: icons (there is a font of them) ...
 _ICONS = re.compile(r"\s*<script[^>]*scripts/fontawesome\.js[^>]*></script>")
 #: ... and the search with its index, which every page would load.
@@ -60,6 +58,8 @@ def _inline_figures(text: str, pictures: Path) -> str:
     Grey text gets the colour of the page's text, coloured text half of it, which is legible on a light and on a dark
     page; white and black text stands on tiles and stays. Names are numbered, since two figures have the same ones.
     """
+    from lib.figures import GREY  # which takes matplotlib with it
+
     numbers = itertools.count()
 
     def colour(match) -> str:

@@ -7,12 +7,14 @@ import contextlib
 import fnmatch
 import functools
 import hashlib
+import importlib.metadata
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
@@ -25,9 +27,15 @@ BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 # edit of them must not cost an execution. Every other module counts, and which column of the settings a profile is.
 NOT_INPUTS = re.compile(r"lib\.(book|ledger)(\.(?!profiles$)|$)")
 
+version = functools.cache(importlib.metadata.version)
+
 
 class BadInput(ValueError):
     """The command cannot start: the message names the thing and what is allowed."""
+
+
+class SiteError(RuntimeError):
+    """The site could not be built; the published one is as it was."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +72,29 @@ class Page:
         """The Markdown source as a notebook without outputs."""
         import jupytext
 
-        try:
+        with self._readable():
             return jupytext.reads(self.text, fmt="md:myst")
-        except Exception as error:
-            raise BadInput(f"{self.name}.md cannot be read as a MyST Markdown notebook: {error}") from error
 
     @cached_property
     def code(self) -> list:
-        return [cell for cell in self.notebook.cells if cell.cell_type == "code"]
+        """The code cells of the notebook, read without all else: each has `source` and `metadata`."""
+        from jupytext.myst import CODE_DIRECTIVE, get_parser, read_fenced_cell
+
+        found, depth = [], 0
+        with self._readable():
+            for token in get_parser().parse(self.text + "\n"):
+                depth += token.nesting
+                if depth == 0 and token.type == "fence" and token.info.startswith(CODE_DIRECTIVE):
+                    metadata, lines = read_fenced_cell(token, len(found), "Code")
+                    found.append(SimpleNamespace(source="\n".join(lines), metadata=metadata))
+        return found
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise BadInput(f"{self.name}.md cannot be read as a MyST Markdown notebook: {error}") from error
 
     @cached_property
     def declared(self) -> dict:
@@ -97,13 +120,17 @@ class Page:
         """The given parameters that the chapter declares, with its own values for the others."""
         return {**self.declared, **{key: value for key, value in given.items() if key in self.declared}}
 
-    def key(self, given: dict) -> dict:
-        """Everything that the results depend on, by part, so that a difference can be named."""
+    def key(self, given: dict, fingerprint: Callable[[str], str] | None = None) -> dict:
+        """Everything that the results depend on, by part, so that a difference can be named.
+
+        fingerprint: :func:`data_fingerprint`, or one that has looked into the data folder already.
+        """
+        look = fingerprint or data_fingerprint
         return {
             **self.hashes(),
             "parameters": self.parameters(given),
             "versions": {name: version(name) for name in ("torch", "numpy")},
-            "data": data_fingerprint(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
+            "data": look(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
         }
 
     def hashes(self) -> dict:
@@ -111,7 +138,7 @@ class Page:
         modules = imported_modules(self.code, self.root)
         return {
             "code": code_hash(self.code),
-            "lib": {name: _hash(path.read_text(encoding="utf8")) for name, path in modules.items()},
+            "lib": {name: _hash(source) for name, source in modules.items()},
             "files": {path.relative_to(self.root).as_posix(): sha(path.read_bytes()) for path in self.files},
         }
 
@@ -174,8 +201,8 @@ def code_hash(cells) -> str:
     return sha("\n\0\n".join(parts).encode())
 
 
-def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
-    """The modules of `lib` that the cells import, directly or through other modules of `lib`, and their files.
+def imported_modules(cells, root: Path = ROOT) -> dict[str, str]:
+    """The modules of `lib` that the cells import, directly or through other modules of `lib`, and their sources.
 
     Imports are read from the syntax tree, those inside functions included; modules named only at run time
     (`importlib.import_module`) are not seen. An imported module brings in its parent packages.
@@ -183,21 +210,20 @@ def imported_modules(cells, root: Path = ROOT) -> dict[str, Path]:
     files = {}
     for path in (root / "lib").rglob("*.py"):
         files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     queue = [name for cell in cells for name in _imports(cell.source)]
     while queue:
         name = queue.pop()
         if name in files and name not in found and not NOT_INPUTS.match(name):
-            found[name] = path = files[name]
-            package = name if path.stem == "__init__" else name.rpartition(".")[0]
-            queue += _imports(path.read_text(encoding="utf8"), package)
+            found[name] = files[name].read_text(encoding="utf8")
+            package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
+            queue += _imports(found[name], package)
     return dict(sorted(found.items()))
 
 
 def imported_names(page: Page) -> set[str]:
     """Whatever a chapter imports, of `lib` and of others, itself or through modules of `lib`."""
-    modules = imported_modules(page.code, page.root).values()
-    sources = [cell.source for cell in page.code] + [path.read_text(encoding="utf8") for path in modules]
+    sources = [*(cell.source for cell in page.code), *imported_modules(page.code, page.root).values()]
     return {name for source in sources for name in _imports(source)}
 
 
@@ -261,7 +287,7 @@ def _imports(source: str, package: str = "") -> list[str]:
     `package` is the one in which the source lies: relative imports start there.
     """
     names: list[str] = []
-    for node in ast.walk(_parse(source)):
+    for node in _statements(_parse(source).body if "import" in source else []):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -270,6 +296,14 @@ def _imports(source: str, package: str = "") -> list[str]:
             names += [f"{where}.{alias.name}" for alias in node.names]
     parts = [name.split(".") for name in names]
     return [".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)]
+
+
+def _statements(body: list) -> Iterator[ast.AST]:
+    """The statements of a block and of all blocks within it, without the expressions, which are most of a tree."""
+    for node in body:
+        yield node
+        for blocks in ("body", "handlers", "cases", "orelse", "finalbody"):
+            yield from _statements(getattr(node, blocks, []))
 
 
 @functools.cache

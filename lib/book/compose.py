@@ -12,16 +12,12 @@ import yaml
 
 from lib.book import api, changes, symbols
 from lib.book import records as recorded
-from lib.book.chapters import Page, code_hash
+from lib.book.chapters import Page, SiteError, code_hash
 from lib.book.run import executed_notebook, noted
 from lib.ledger import claims, errata
 from lib.ledger import pages as tables
 
 NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
-
-
-class SiteError(RuntimeError):
-    """The site could not be built; the published one is as it was."""
 
 
 def with_results(page: Page):

@@ -14,8 +14,7 @@ from urllib.parse import unquote, urlparse
 
 import yaml
 
-from lib.book.chapters import ROOT, BadInput
-from lib.book.compose import SiteError
+from lib.book.chapters import ROOT, BadInput, SiteError
 from lib.book.site import seal
 from lib.data.files import atomically
 

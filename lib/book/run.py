@@ -29,13 +29,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-import nbformat
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from lib.book.chapters import BUILD, BadInput, Page, differences, imported_names
+from lib.book.chapters import BUILD, BadInput, Page, data_fingerprint, differences, imported_names
 from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes
-from lib.ledger.verdict import ORIGINALS
 from lib.runs import devices
 
 MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
@@ -64,6 +60,8 @@ def _failed_path(page: Page) -> Path:
 
 def executed_notebook(page: Page):
     """The executed notebook of a chapter, or None where there is none that :func:`noted` knows."""
+    import nbformat
+
     return nbformat.read(executed_path(page), as_version=4) if noted(page) else None
 
 
@@ -84,6 +82,8 @@ def noted(page: Page) -> dict:
 
 def keep(page: Page, notebook) -> None:
     """Write the executed notebook of a chapter, with a checksum of all else that it says."""
+    import nbformat
+
     kept = json.loads(nbformat.writes(notebook))
     kept["metadata"]["book"]["checksum"] = checksum(kept)
     with atomically(executed_path(page)) as partial:
@@ -97,9 +97,14 @@ def checksum(record: dict) -> str:
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def stale(page: Page, parameters: dict) -> list[str]:
-    """Why a chapter has to be executed; empty when it has not."""
-    return differences(noted(page).get("key"), page.key(parameters))
+def stale(pages: list[Page], parameters: dict) -> dict[Page, list[str]]:
+    """Why each of these chapters has to be executed, without those that have not.
+
+    What lies in the data folder is looked at once for all of them.
+    """
+    fingerprint = functools.cache(data_fingerprint)
+    reasons = {page: differences(noted(page).get("key"), page.key(parameters, fingerprint)) for page in pages}
+    return {page: why for page, why in reasons.items() if why}
 
 
 # ----------------------------------------------------------------------------------------------------- the machine
@@ -173,12 +178,11 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     are killed before it is passed on; finished chapters stay.
     """
 
-    def to_do() -> list[Page]:
-        return [page for page in selected if force or stale(page, parameters)]
-
-    todo = to_do()
-    if _download(todo, parameters, console):
-        todo = to_do()  # what lies in the data folder counts
+    todo = selected if force else [*stale(selected, parameters)]
+    if _download(todo, parameters, console) and not force:
+        todo = [*stale(selected, parameters)]  # what lies in the data folder counts
+    for page in todo:
+        _ = page.notebook  # one that cannot be read is refused before any is executed
     outcomes = {page: Outcome(page, "up to date") for page in selected if page not in todo}
     for page in outcomes:
         _failed_path(page).unlink(missing_ok=True)
@@ -186,7 +190,7 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")
     if jobs > 1:  # what was never executed may be the longest
-        todo.sort(key=lambda page: -noted(page).get("seconds", math.inf))
+        todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
         allow_files(min(jobs, len(todo)))
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console, force)}
@@ -199,6 +203,8 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
     It is done before any of them begins, since what lies in the data folder counts for all of them. A chapter whose
     code has `download=` in it wants the sets whose names its code has as texts. Where that fails, a line says so.
     """
+    from lib.ledger.verdict import ORIGINALS
+
     names = set()
     for page in pages:
         code = "\n".join(cell.source for cell in page.code)
@@ -217,6 +223,8 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
 
 
 def _execute_all(todo: list[Page], parameters, jobs, console, force) -> list[Outcome]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     from lib.book import kernels  # which takes jupyter_client with it
 
     _prepare_environment(todo[0].root, jobs)
@@ -270,6 +278,7 @@ def _attempt(page: Page, *arguments) -> Outcome:
 
 
 def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:
+    import nbformat
     import papermill
     from papermill.exceptions import PapermillExecutionError
 

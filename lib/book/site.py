@@ -17,8 +17,7 @@ import yaml
 
 from lib.book import assets, compose, symbols
 from lib.book import records as recorded
-from lib.book.chapters import BUILD, ROOT, Page, pages, sha
-from lib.book.compose import SiteError
+from lib.book.chapters import BUILD, ROOT, Page, SiteError, pages, sha
 from lib.data.files import atomically
 from lib.ledger import declarations
 
