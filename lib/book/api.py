@@ -33,18 +33,6 @@ class Name(NamedTuple):
         return re.split(r"(?<!al)(?<!eq)(?<!\.)\.(?=\s+[A-Z`:])", first)[0].rstrip(".:")
 
 
-def modules() -> list[str]:
-    """The public modules of `lib`, in alphabetical order; one from which its package lists names is part of that."""
-    found = []
-    for path in sorted((ROOT / "lib").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        private = path.stem.startswith("_") and path.stem != "__init__"
-        if "book" not in path.relative_to(ROOT).parts and not private and public(name):
-            found.append(name)
-    listed = {(name, each.name) for name in found for each in public(name)}
-    return [name for name in found if not any((name.rpartition(".")[0], each.name) in listed for each in public(name))]
-
-
 @cache
 def public(module: str) -> tuple[Name, ...]:
     """The public names of a module, in the order of its source, or of its `__all__`."""

@@ -143,20 +143,20 @@ class Page:
         }
 
 
+def contents(root: Path = ROOT) -> list[tuple[int, str, str]]:
+    """Of each page of `_toc.yml`: its level, the part that begins with it, its name."""
+    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
+    listed = [(1, "", toc["root"])]
+    for part in toc.get("parts", [toc]):  # without parts, all is one
+        for number, chapter in enumerate(part["chapters"]):
+            listed.append((2, "" if number else part.get("caption", ""), chapter["file"]))
+            listed += [(3, "", section["file"]) for section in chapter.get("sections", [])]
+    return [(level, part, name.removesuffix(".md")) for level, part, name in listed]
+
+
 def pages(root: Path = ROOT) -> list[Page]:
     """The pages of `_toc.yml`, in reading order. Raises BadInput for a missing file."""
-    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
-    names: list[str] = []
-
-    def walk(node: dict | list) -> None:
-        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-            if key in ("root", "file"):
-                names.append(str(value))
-            elif isinstance(value, dict | list):
-                walk(value)
-
-    walk([toc])
-    found = [Page(name.removesuffix(".md"), root) for name in names]
+    found = [Page(name, root) for _, _, name in contents(root)]
     for page in found:
         if not page.path.is_file():
             raise BadInput(f"_toc.yml lists {page.name}, but there is no file {page.name}.md")

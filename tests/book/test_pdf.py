@@ -34,7 +34,7 @@ def test_all_pages_are_bookmarks_in_their_order(printed):
     assert [page.title for page in chapters.pages(ROOT) if page.title not in titles] == []
     sheets = [sheet for _, sheet in found]
     assert sheets == sorted(sheets)
-    assert all(caption in dict(found) for _, caption, _ in pdf._listed(ROOT) if caption)
+    assert all(caption in dict(found) for _, caption, _ in chapters.contents(ROOT) if caption)
 
 
 def test_the_contents_name_the_sheet_on_which_a_page_begins(printed):
@@ -69,10 +69,11 @@ def test_what_is_wider_than_the_page_is_found_and_a_formula_made_smaller(tab):
     tab.set_viewport_size({"width": pdf.WIDTH, "height": 900})
     tab.set_content("""<body style="margin: 0"><article class="bd-article"><p>fits</p><mjx-container display="true"
         style="display: block; font-size: 20px"><i style="display: inline-block; width: 50em">x</i></mjx-container>""")
-    assert tab.evaluate(pdf.FIT) == []
+    tab.add_script_tag(path=pdf.SCRIPT)
+    assert tab.evaluate("fit") == []
     assert tab.evaluate("() => document.querySelector('i').clientWidth") == pytest.approx(pdf.WIDTH, abs=3)
     tab.evaluate("() => document.querySelector('p').style.width = '900px'")
-    assert [found[:2] for found in tab.evaluate(pdf.FIT)] == ["<p"]
+    assert [found[:2] for found in tab.evaluate("fit")] == ["<p"]
 
 
 def test_without_a_site_or_a_browser_it_says_what_is_missing(smoke_book, tmp_path, monkeypatch):
