@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from pathlib import Path
 
 from lib.book.chapters import ROOT, BadInput, Page, chapters, differences
@@ -194,11 +195,13 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
     declared = declarations.read().claims
     everything = chapters(root)
     places = claims.check_sources(page.path for page in everything)
-    printed = [claim for claim in kept.values() if claim["profile"] == "paper"]
-    current = [claim["machine"]["device"] for claim in printed if claim["measured"] and not claim["outdated"]]
+    current = [claim for claim in kept.values() if claim["measured"] and not claim["outdated"]]
+    of = Counter(claim["profile"] for claim in current)
+    cards = sum(claim["machine"]["device"] == "cuda" for claim in current)
     parts = [
-        f"{len(current)} of the {len(declared)} claims have a current record, {current.count('cuda')} of them of a run "
-        "on a GPU."
+        f"{of['paper']} of the {len(declared)} claims have a current record of the `paper` profile and {of['night']} "
+        f"one of `night`, {cards} of them of a run on a GPU. The other {len(declared) - len(current)} are judged by "
+        "the build at hand alone."
     ]
     for paper, title in declarations.PAPERS.items():
         rows: dict[tuple[Page, str], list[str]] = {}

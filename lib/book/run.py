@@ -193,7 +193,7 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
         todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
         allow_files(min(jobs, len(todo)))
-        outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console, force)}
+        outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console)}
     return [outcomes[page] for page in selected]
 
 
@@ -222,7 +222,7 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
     return "downloaded into" in process.stdout
 
 
-def _execute_all(todo: list[Page], parameters, jobs, console, force) -> list[Outcome]:
+def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from lib.book import kernels  # which takes jupyter_client with it
@@ -238,7 +238,7 @@ def _execute_all(todo: list[Page], parameters, jobs, console, force) -> list[Out
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             whole = progress.add_task("chapters", total=len(todo))
-            pending = {pool.submit(_attempt, page, parameters, progress, clients, force) for page in todo}
+            pending = {pool.submit(_attempt, page, parameters, progress, clients) for page in todo}
             while pending:
                 # not for ever: an interrupt that another thread receives is only seen when this one wakes
                 finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
@@ -277,14 +277,14 @@ def _attempt(page: Page, *arguments) -> Outcome:
         return Outcome(page, "FAILED", time.monotonic() - started, error)
 
 
-def _execute_one(page: Page, parameters, progress, clients, force) -> Outcome:
+def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     import nbformat
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
     started = time.monotonic()
     key = page.key(parameters)
-    unfinished = _unfinished(page, key, force)
+    unfinished = _unfinished(page, key)
     running = BUILD / "running" / page.name
     running.mkdir(parents=True, exist_ok=True)
     source, result, log, notes = (running / name for name in ("source.ipynb", "executed.ipynb", "log", "notes"))
@@ -357,7 +357,7 @@ def _register_engine() -> None:
     papermill_engines.register("book", BookEngine)
 
 
-def _unfinished(page: Page, key: dict, anew: bool) -> Path:
+def _unfinished(page: Page, key: dict) -> Path:
     """The folder of the runs that a chapter with this key has finished. One of another state of the code, the versions
     or the data is removed; that of other parameters waits for a build with these."""
     parent = BUILD / "unfinished"
@@ -366,7 +366,7 @@ def _unfinished(page: Page, key: dict, anew: bool) -> Path:
     mine = f"{page.name.replace('/', '.')}@{parameters}"
     folder = parent / f"{mine}-{whole}"
     for other in parent.glob(f"{mine}-*"):
-        if anew or other != folder:
+        if other != folder:
             shutil.rmtree(other, ignore_errors=True)
     return folder
 

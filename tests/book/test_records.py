@@ -144,7 +144,8 @@ def test_a_night_is_recorded_where_there_is_nothing_larger(book):
     ((taken, _),) = record(book)
     assert taken["profile"] == taken["parameters"]["profile"] == "night"
     page, found = states(book)
-    assert "0 of the 2 claims have a current record" in page and found["fc-one"].startswith("recorded at night 2026")
+    assert "0 of the 2 claims have a current record of the `paper` profile and 1 one of `night`" in page
+    assert found["fc-one"].startswith("recorded at night 2026")
     book.execute(machine=PROCESSOR)
     assert record(book)[0][0]["profile"] == "paper"
 
@@ -263,24 +264,24 @@ def states(book):
 
 def test_the_overview_says_of_every_claim_what_is_known(book):
     page, found = states(book)
-    assert "0 of the 2 claims have a current record, 0 of them of a run on a GPU." in page
+    assert "0 of the 2 claims" in page and "The other 2 are judged by the build at hand alone." in page
     assert "### Feature collapse" in page and "### Low-rank bias" not in page
     assert "[Chapter one](../part/one.md)" in page
     assert found == dict.fromkeys(("fc-one", "fc-two"), "never run at paper scale")
     book.execute()
     record(book)
     page, found = states(book)
-    assert "1 of the 2 claims have a current record, 1 of them of a run on a GPU." in page
+    assert "1 of the 2 claims" in page and "1 of them of a run on a GPU. The other 1 are" in page
     assert found["fc-one"] == "recorded 2026-11-22 on Card 1"
     assert found["fc-two"] == "not measured: it takes a cluster (2026-11-22 on Card 1)"
     book.edit("lib/deeper.py", "42", "43")
     book.execute(machine=PROCESSOR)
     record(book)
     page, found = states(book)
-    assert "1 of the 2 claims have a current record, 0 of them of a run on a GPU." in page
+    assert "1 of the 2 claims" in page and "0 of them of a run on a GPU. The other 1 are" in page
     book.edit("lib/deeper.py", "43", "44")
     page, found = states(book)
-    assert "0 of the 2 claims have a current record" in page
+    assert "0 of the 2 claims" in page
     assert found["fc-one"] == "outdated: lib.deeper changed (recorded 2026-11-22 on a CPU, Processor 2)"
     assert found["fc-two"].startswith("outdated: ")
 
