@@ -8,7 +8,7 @@ from lib.book import chapters
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [page.name for page in chapters.pages(ROOT)]
 CHAPTERS = [page.name for page in chapters.chapters(ROOT)]
-AXE = """options => axe.run(document.querySelector('article.bd-article'), {preload: false, ...options})
+AXE = """([within, options]) => axe.run(document.querySelector(within), {preload: false, ...options})
     .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
         .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""
 
@@ -22,6 +22,14 @@ def opened(browser, **options):
     page.on("response", lambda response: response.status >= 400 and page.problems.append(response.url))
     page.on("request", lambda request: page.requests.append(urlparse(request.url)))
     return page
+
+
+def axe(page, within="article.bd-article", **options):
+    """The serious findings of axe in a part of a page."""
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    page.evaluate(AXE_SCRIPT)
+    return page.evaluate(AXE, [within, options])
 
 
 def hosts(page):

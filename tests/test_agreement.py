@@ -1,7 +1,6 @@
 """The same results on both devices: samples, starts and noise to the last bit, short runs of each kernel to rounding.
 
-All of it needs a GPU, but for the steps that a GPU records: on the meta device, which has shapes and no numbers, they
-show whether they mix devices or read a number back.
+All of it needs a GPU.
 """
 
 import pytest
@@ -13,41 +12,43 @@ from lib.models import sentences as models_sentences
 from lib.models.losses import squared_error
 from lib.models.networks import resnet18, resnet20
 from lib.models.unconstrained import labels
-from lib.training import perceptrons, resnets, unconstrained
+from lib.training import perceptrons, resnets
 from lib.training import sentences as descent_sentences
 from lib.training.sgd import SGD, train
 from lib.training.unconstrained import Descent, Runs, gradient_descent, random_runs
 
 CUDA = torch.device("cuda", 0)
-needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def on_both(function):
-    """What `function(device)` makes of the processor and of the card, on the processor."""
-    return function(torch.device("cpu")), function(CUDA)
+def agree(function, **tolerance):
+    """Are all tensors that `function(device)` gives, on the processor, the same on both devices, up to this?"""
+    here, there = function(torch.device("cpu")), function(CUDA)
+    torch.testing.assert_close(here, there, **{"rtol": 0, "atol": 0, **tolerance})
+
+
+def on_its_device(device, parts):
+    """The parts, which are on this device, on the processor."""
+    assert all(part.device == device for part in parts)
+    return [part.cpu() for part in parts]
 
 
 # Random numbers ------------------------------------------------------------------------------------------------------
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("noise", [label_noise.corrupt, label_noise.latent_classes])
 def test_label_noise_is_the_same(noise):
-    here, there = on_both(lambda device: noise((torch.arange(200) % 4).to(device), 4, 0.3, seed=5))
-    assert all(part.device == CUDA for part in there)
-    for ours, theirs in zip(here, there, strict=True):
-        assert torch.equal(ours, theirs.cpu())
+    agree(lambda device: on_its_device(device, noise((torch.arange(200) % 4).to(device), 4, 0.3, seed=5)))
 
 
-@needs_a_gpu
 def test_images_and_labels_are_the_same():
-    here, there = on_both(lambda device: image_sets.load("digits", at_most=(5, 3), seed=7).to(device))
-    for name in ("x", "y", "x_test", "y_test"):
-        theirs = getattr(there, name)
-        assert theirs.device == CUDA and torch.equal(getattr(here, name), theirs.cpu())
+    def images(device):
+        loaded = image_sets.load("digits", at_most=(5, 3), seed=7).to(device)
+        return on_its_device(device, [loaded.x, loaded.y, loaded.x_test, loaded.y_test])
+
+    agree(images)
 
 
-@needs_a_gpu
 def test_the_global_generators_are_left_alone():
     """So that nothing depends on what ran before, on either device; a run of every kernel."""
     before = torch.get_rng_state()
@@ -74,15 +75,12 @@ def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30):
     return run
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("batch_size", [4, 7, 60, 100])
 def test_sgd_on_sentences_agrees_to_rounding(normalize, batch_size):
     """Sixty sentences; in double precision, and in single precision while it has not grown apart."""
-    for ours, theirs in zip(*on_both(sentences(normalize, batch_size)), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
-    for ours, theirs in zip(*on_both(sentences(normalize, batch_size, torch.float32, 40, 10)), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    agree(sentences(normalize, batch_size), atol=1e-11)
+    agree(sentences(normalize, batch_size, torch.float32, 40, 10), atol=1e-5)
 
 
 def descent(relu, bias, steps, per_run=False):
@@ -102,15 +100,12 @@ def descent(relu, bias, steps, per_run=False):
     return run
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("relu, bias", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("per_run", [False, True])
 def test_gradient_descent_agrees_to_rounding(relu, bias, per_run):
-    for ours, theirs in zip(*on_both(descent(relu, bias, 130, per_run)), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    agree(descent(relu, bias, 130, per_run), atol=1e-12)
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("per_run", [False, True])
 def test_runs_that_settle_one_after_the_other_agree(per_run):
     start, y = random_runs(3, 4, 5, 3, range(6), 0.5), labels(3, 4)
@@ -124,8 +119,7 @@ def test_runs_that_settle_one_after_the_other_agree(per_run):
         end = gradient_descent(there, y.to(device), descent)
         return [part.cpu() for part in (end.H, *end.Ws)]
 
-    for ours, theirs in zip(*on_both(run), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+    agree(run, atol=1e-9)
 
 
 def some_perceptrons(batch_size=16):
@@ -144,11 +138,9 @@ def some_perceptrons(batch_size=16):
     return run
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("batch_size", [16, 53])
 def test_perceptrons_agree_to_rounding(batch_size):
-    for ours, theirs in zip(*on_both(some_perceptrons(batch_size)), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+    agree(some_perceptrons(batch_size), atol=1e-10)
 
 
 @pytest.fixture
@@ -160,7 +152,6 @@ def float32_as_it_is():
     convolutions.fp32_precision = before
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), (True, 5e-2)])
 def test_resnets_side_by_side_agree(float32_as_it_is, mixed_precision, rtol):
     """Losses after a few steps."""
@@ -174,10 +165,9 @@ def test_resnets_side_by_side_agree(float32_as_it_is, mixed_precision, rtol):
         scores = ensemble.look(there[0]).layers[-1].cpu()
         return (scores - torch.nn.functional.one_hot(y, 4)).square().sum((1, 2))
 
-    torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)
+    agree(run, rtol=rtol)
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("mixed_precision, rtol", [(False, 1e-3), (True, 5e-2)])
 def test_a_resnet18_agrees(float32_as_it_is, mixed_precision, rtol):
     x, y = torch.randn(48, 1, 14, 14, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 4
@@ -188,28 +178,4 @@ def test_a_resnet18_agrees(float32_as_it_is, mixed_precision, rtol):
         history = train(model, *there, squared_error, sgd, mixed_precision=mixed_precision)
         return torch.tensor([row["loss"] for row in history])
 
-    torch.testing.assert_close(*on_both(run), rtol=rtol, atol=0)
-
-
-# Steps that a GPU records ---------------------------------------------------------------------------------------------
-
-META = torch.device("meta")
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_a_step_on_sentences_runs_without_numbers_on_one_device(normalize):
-    W, U = (part.to(META) for part in models_sentences.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
-    words, classes = torch.zeros(4, 3, dtype=torch.int64, device=META), torch.zeros(4, dtype=torch.int64, device=META)
-    descent_sentences._step(W, U, words, classes, descent_sentences.SentenceSGD(1e-2, 0.2, 4, 1, normalize))
-
-
-@pytest.mark.parametrize("relu, bias", [(False, False), (True, True)])
-@pytest.mark.parametrize("per_run", [False, True])
-def test_a_step_of_gradient_descent_runs_without_numbers_on_one_device(relu, bias, per_run):
-    start, y = random_runs(3, 12, 5, 3, range(4), 0.5, bias), labels(3, 12, META)
-    start = Runs(start.H.to(META), [W.to(META) for W in start.Ws], start.b.to(META) if bias else None)
-    keep = [torch.ones(4, 1, 1, dtype=torch.float64, device=META) if per_run else 0.99] * 5
-    samples = unconstrained._every_sample(start.H, y, 3)
-    b = start.b[..., None] if bias else None
-    group = unconstrained._Group(torch.arange(4, device=META), samples, start.Ws, b, keep, 0.1, relu)
-    unconstrained._step_on_device(group, *unconstrained._memory(samples.columns, start.Ws))()
+    agree(run, rtol=rtol)

@@ -26,11 +26,6 @@ def test_operations_are_those_of_products_and_convolutions(function, expected):
     assert cost.operations(function) == expected
 
 
-def test_a_rate_is_operations_over_the_time_of_a_product(monkeypatch):
-    monkeypatch.setattr(cost, "seconds", lambda function, device: 2.0)
-    assert cost.rates("cpu") == {"float64": 1024**3, "float32": 1024**3}
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "chapters/back/cost").glob("*.json")), ids=lambda path: path.name)
 def test_what_is_kept_names_its_machine_and_no_time_is_below_its_floor(path):
     kept = json.loads(path.read_text("utf-8"))

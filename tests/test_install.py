@@ -33,19 +33,6 @@ tokens[::2, 4:] = 0
 loader = [{"input_ids": tokens, "attention_mask": (tokens > 0).long(), "labels": y}]
 test_loader = loader
 """,
-    "lightning": """
-import vision
-import lightning
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.layer3, self.layer4 = nn.Linear(7, 3), nn.Linear(5, 6), nn.Linear(6, 7)
-    def forward(self, x):
-        return self.fc(self.layer4(self.layer3(x).relu()).relu())
-model = Module()
-x = torch.randn(12, 5)
-loader, test_loader = [(x, y)], [(x + 1, y)]
-""",
 }
 
 
@@ -113,5 +100,5 @@ def test_the_five_lines_of_the_readme_work_with_any_model(installed, tmp_path, k
     if kind == "transformers":
         lines = lines.replace('"layer3", "layer4"', '"transformer.h.0", "transformer.ln_f"')
     printed = run(SAMPLES + MODELS[kind] + lines + "print(found.head, found[-1]['d'])", installed, tmp_path)
-    heads = {"torchvision": "fc 512", "transformers": "score 8", "lightning": "fc 7"}
+    heads = {"torchvision": "fc 512", "transformers": "score 8"}
     assert printed.splitlines()[-1] == heads[kind] and "nc4" in printed

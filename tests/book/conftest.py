@@ -61,3 +61,11 @@ def tab(browser):
     page = opened(browser)
     yield page
     page.close()
+
+
+@pytest.fixture
+def still(browser):
+    """A tab without JavaScript."""
+    page = opened(browser, java_script_enabled=False)
+    yield page
+    page.close()

@@ -5,7 +5,7 @@ import gzip
 from urllib.parse import unquote, urlparse
 
 import pytest
-from browser import AXE, CHAPTERS, PAGES, hosts, opened, typeset
+from browser import CHAPTERS, PAGES, axe, hosts, opened, typeset
 
 # what is wider than the page and not in a box that scrolls, and by how much the page can be scrolled
 SIDEWAYS = """() => [document.documentElement.scrollWidth - document.documentElement.clientWidth,
@@ -28,7 +28,6 @@ CUT_OFF = """() => [...document.querySelectorAll('.cell_output pre')]
 @pytest.fixture(scope="module")
 def visit(browser, address):
     """What is seen on a page, by its name; each page is opened once for all tests that ask."""
-    from axe_playwright_python.base import AXE_SCRIPT
 
     @functools.cache
     def look(name):
@@ -57,8 +56,7 @@ def visit(browser, address):
         # axe is slow on the thousands of elements of mathematics and code; another test looks at the colours of code
         page.evaluate("() => document.querySelectorAll('mjx-container, div.highlight').forEach(part => part.remove())")
         page.evaluate("() => document.querySelectorAll('details').forEach(part => { part.open = true })")
-        page.evaluate(AXE_SCRIPT)
-        seen["axe"] = page.evaluate(AXE, {"rules": {"color-contrast": {"enabled": False}}})
+        seen["axe"] = axe(page, rules={"color-contrast": {"enabled": False}})
         page.close()
         return seen
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from browser import ROOT, opened
+from browser import ROOT
 
 from lib.book import chapters
 
@@ -42,14 +42,12 @@ def test_a_figure_answers_to_the_keyboard_and_to_the_pointer(tab, address, name,
 
 
 @pytest.mark.parametrize(("name", "figure"), ANSWERS)
-def test_without_javascript_and_in_print_it_is_a_still_picture(browser, address, name, figure):
-    for script in (False, True):
-        page = opened(browser, java_script_enabled=script)
+def test_without_javascript_and_in_print_it_is_a_still_picture(tab, still, address, name, figure):
+    for page, media in ((still, "screen"), (tab, "print")):
         page.goto(f"{address}/{name}.html", wait_until="load")
-        page.emulate_media(media="print" if script else "screen")
+        page.emulate_media(media=media)
         assert page.locator(f"#{figure} > svg").is_visible()
         assert page.locator(f"#{figure} .answer:visible").count() == 0
-        page.close()
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in ANSWERS}))

@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlparse
 
 import pytest
-from browser import AXE, CHAPTERS, PAGES, ROOT, hosts, opened, typeset
+from browser import CHAPTERS, PAGES, ROOT, axe, hosts, typeset
 from markdown_it import MarkdownIt
 
 from lib.book import chapters, compose
@@ -18,32 +18,22 @@ CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", CONTRAST)
-def test_text_stands_out_from_its_background_in_both_themes(browser, address, name, theme):
-    from axe_playwright_python.base import AXE_SCRIPT
-
-    page = opened(browser, color_scheme=theme)
-    page.route("**/mathjax/**", lambda route: route.abort())
-    page.goto(f"{address}/{name}.html", wait_until="load")
-    assert page.evaluate("() => document.documentElement.dataset.theme") == theme
-    page.evaluate("() => document.querySelectorAll('.run-note').forEach(line => { line.open = true })")
-    page.evaluate("() => [...document.querySelectorAll('div.highlight')].slice(6).forEach(part => part.remove())")
-    page.evaluate(AXE_SCRIPT)
-    assert page.evaluate(AXE, {"runOnly": ["color-contrast"]}) == []
-    page.close()
+def test_text_stands_out_from_its_background_in_both_themes(tab, address, name, theme):
+    tab.emulate_media(color_scheme=theme)
+    tab.route("**/mathjax/**", lambda route: route.abort())
+    tab.goto(f"{address}/{name}.html", wait_until="load")
+    assert tab.evaluate("() => document.documentElement.dataset.theme") == theme
+    tab.evaluate("() => document.querySelectorAll('.run-note').forEach(line => { line.open = true })")
+    tab.evaluate("() => [...document.querySelectorAll('div.highlight')].slice(6).forEach(part => part.remove())")
+    assert axe(tab, runOnly=["color-contrast"]) == []
 
 
 @pytest.mark.parametrize("name", ["chapters/intro", "chapters/back/ledger", "search"])
-def test_the_frame_of_the_pages_has_no_serious_finding_of_axe_either(browser, address, name):
-    from axe_playwright_python.base import AXE_SCRIPT
-
-    page = opened(browser)
-    page.route("**/mathjax/**", lambda route: route.abort())
-    page.goto(f"{address}/{name}.html", wait_until="load")
-    page.evaluate("() => document.querySelectorAll('.bd-article > * > *').forEach(part => part.remove())")
-    page.evaluate(AXE_SCRIPT)
-    whole = AXE.replace("document.querySelector('article.bd-article')", "document")
-    assert page.evaluate(whole, {}) == []
-    page.close()
+def test_the_frame_of_the_pages_has_no_serious_finding_of_axe_either(tab, address, name):
+    tab.route("**/mathjax/**", lambda route: route.abort())
+    tab.goto(f"{address}/{name}.html", wait_until="load")
+    tab.evaluate("() => document.querySelectorAll('.bd-article > * > *').forEach(part => part.remove())")
+    assert axe(tab, "html") == []
 
 
 def test_icons_are_there(tab, address):
@@ -76,8 +66,6 @@ def test_animations_play(tab, address, name):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_formula_says_what_its_symbols_mean(tab, address, width):
-    from axe_playwright_python.base import AXE_SCRIPT
-
     tab.set_viewport_size({"width": width, "height": 900})
     tab.goto(f"{address}/chapters/low-rank-bias/dufm.html", wait_until="load")
     typeset(tab)
@@ -91,8 +79,7 @@ def test_a_formula_says_what_its_symbols_mean(tab, address, width):
     frame = box.bounding_box()
     assert frame["x"] >= 0 and frame["x"] + frame["width"] <= width
     assert tab.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 1
-    tab.evaluate(AXE_SCRIPT)
-    assert tab.evaluate(AXE.replace("article.bd-article", "#symbols-box"), {}) == []
+    assert axe(tab, "#symbols-box") == []
     tab.keyboard.press("Escape")
     assert not box.is_visible()
     assert tab.problems == []
@@ -104,7 +91,7 @@ def test_the_entry_page_leads_into_the_book(tab, address):
     assert tab.problems == []
 
 
-def test_the_bibtex_entry_is_copied_by_the_keyboard_and_can_be_read_without_javascript(browser, address):
+def test_the_bibtex_entry_is_copied_by_the_keyboard_and_can_be_read_without_javascript(browser, still, address):
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     page = context.new_page()
     page.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
@@ -115,42 +102,35 @@ def test_the_bibtex_entry_is_copied_by_the_keyboard_and_can_be_read_without_java
     page.locator("button.cite").press("Enter")
     page.wait_for_function("() => getSelection().toString().startsWith('@misc{')")
     context.close()
-    page = browser.new_page(java_script_enabled=False)
-    page.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
-    page.locator("details.cite-entry summary").click()
-    assert page.locator("details.cite-entry pre").inner_text().startswith("@misc{")
-    assert not page.locator("button.cite").is_visible()
-    page.close()
+    still.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
+    still.locator("details.cite-entry summary").click()
+    assert still.locator("details.cite-entry pre").inner_text().startswith("@misc{")
+    assert not still.locator("button.cite").is_visible()
 
 
-def test_a_page_is_printed_in_the_light_theme_without_what_only_a_screen_has_use_for(browser, address):
-    page = opened(browser, color_scheme="dark")
-    page.goto(f"{address}/chapters/feature-collapse/data-model.html", wait_until="load")
-    page.emulate_media(media="print", color_scheme="dark")
-    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate("() => document.documentElement.dataset.theme") == "light"
-    assert page.locator("article h1").first.is_visible()
-    assert "executed with profile smoke" in page.locator(".run-note").inner_text()
+def test_a_page_is_printed_in_the_light_theme_without_what_only_a_screen_has_use_for(tab, address):
+    tab.emulate_media(color_scheme="dark")
+    tab.goto(f"{address}/chapters/feature-collapse/data-model.html", wait_until="load")
+    tab.emulate_media(media="print", color_scheme="dark")
+    tab.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate("() => document.documentElement.dataset.theme") == "light"
+    assert tab.locator("article h1").first.is_visible()
+    assert "executed with profile smoke" in tab.locator(".run-note").inner_text()
     seen = """() => [...document.querySelectorAll('button, nav, aside, .bd-sidebar, .above-input')]
         .filter(one => one.checkVisibility() && one.clientHeight).map(one => one.outerHTML)"""
-    assert page.evaluate(seen) == []
-    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
-    page.close()
+    assert tab.evaluate(seen) == []
+    tab.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate("() => document.documentElement.dataset.theme") == "dark"
 
 
-def test_links_to_what_moved_to_another_page_lead_there(browser, address):
+def test_links_to_what_moved_to_another_page_lead_there(tab, still, address):
     old, new = (f"{address}/chapters/extended-ufm/{name}.html#ufm-two-relu" for name in ("theorems", "relu"))
-    page = opened(browser)
-    page.goto(old, wait_until="load")
-    page.wait_for_url(new)
-    page.close()
-    page = opened(browser, java_script_enabled=False)
-    page.goto(old, wait_until="load")
-    assert page.locator(".moved a:visible").count() == 1
-    page.locator(".moved a:visible").click()
-    page.wait_for_url(new)
-    page.close()
+    tab.goto(old, wait_until="load")
+    tab.wait_for_url(new)
+    still.goto(old, wait_until="load")
+    assert still.locator(".moved a:visible").count() == 1
+    still.locator(".moved a:visible").click()
+    still.wait_for_url(new)
 
 
 @pytest.mark.parametrize(
@@ -225,17 +205,6 @@ def test_a_row_of_the_ledger_leads_to_the_cell_that_measures_it(tab, address):
     tab.wait_for_url("**/ledger.html#ledger-fc-thm1-constant")
 
 
-def test_the_theme_switches_to_dark_and_back(tab, address):
-    tab.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
-    background = "() => getComputedStyle(document.body).backgroundColor"
-    seen = set()
-    for _ in range(4):
-        seen.add((tab.evaluate("() => document.documentElement.dataset.theme"), tab.evaluate(background)))
-        tab.locator("button.theme-switch-button:visible").first.click()
-    assert {theme for theme, _ in seen} == {"light", "dark"}
-    assert len({colour for _, colour in seen}) == 2
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_text_of_figures_stands_out_in_both_themes(tab, address, theme):
     from test_figures import contrast
@@ -300,17 +269,15 @@ def test_the_code_of_a_page_is_shown_and_hidden_from_the_line_under_its_title(ta
     assert tab.problems == []
 
 
-def test_without_scripts_there_is_no_switch_and_code_is_folded(browser, address):
-    page = opened(browser, java_script_enabled=False)
-    page.goto(f"{address}/chapters/feature-collapse/theorems.html", wait_until="load")
-    page.locator(".run-note summary").click()
-    assert page.locator(".run-note pre").last.is_visible()
-    assert page.locator(".code-switch button:visible").count() == 0
-    fold = page.locator("details.above-input").first
+def test_without_scripts_there_is_no_switch_and_code_is_folded(still, address):
+    still.goto(f"{address}/chapters/feature-collapse/theorems.html", wait_until="load")
+    still.locator(".run-note summary").click()
+    assert still.locator(".run-note pre").last.is_visible()
+    assert still.locator(".code-switch button:visible").count() == 0
+    fold = still.locator("details.above-input").first
     assert not fold.locator(".cell_input").is_visible()
     fold.locator("summary").click()
     assert fold.locator(".cell_input").is_visible()
-    page.close()
 
 
 def test_the_smoke_profile_claims_nothing(smoke_book):

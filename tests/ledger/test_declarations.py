@@ -83,13 +83,6 @@ def test_an_edited_file_is_read_again(files):
     assert set(declarations.read().claims) == {"fc-two"}
 
 
-def test_the_schema_knows_the_papers_and_kinds():
-    definitions = declarations._SCHEMA["$defs"]
-    assert definitions["paper"]["enum"] == list(declarations.PAPERS)
-    assert definitions["claim"]["properties"]["kind"]["enum"] == list(declarations.KINDS)
-    assert definitions["erratum"]["properties"]["kind"]["enum"] == [*declarations.FINDINGS, "slip"]
-
-
 def test_every_claim_of_the_inventory_is_declared():
     counts = Counter(entry["paper"] for entry in declarations.read().claims.values())
     assert counts == dict(zip(declarations.PAPERS, (22, 17, 20, 33, 16), strict=True))
