@@ -66,6 +66,7 @@ def test_at_the_decay_the_best_orthogonal_frame_has_the_level(K, L, level):
     near = grid[np.argmin([cost(size) for size in grid])]
     lowest = minimize_scalar(cost, bounds=(near - 0.05, near + 0.05), method="bounded").fun
     assert lowest == pytest.approx(level, abs=1e-9)
+    assert low_rank.dnc_loss(K, L, lam, 1) == pytest.approx(level, abs=1e-9)
 
 
 def test_deep_collapse_with_cross_entropy_is_the_best_that_treats_classes_alike():

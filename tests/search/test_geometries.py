@@ -99,21 +99,18 @@ def test_unequal_lengths_are_a_difference():
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), factors=st.integers(2, 4))
-def test_no_factorisation_is_cheaper_than_the_linear_price(seed, factors):
+def test_balanced_factors_pay_the_linear_price_and_no_others_less(seed, factors):
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *size: torch.randn(*size, generator=generator, dtype=torch.float64)  # noqa: E731
-    parts = [draw(4, 4) for _ in range(factors)]
-    decays = draw(factors).exp().tolist()
-    paid = sum(lam / 2 * q.square().sum().item() for lam, q in zip(decays, parts, strict=True))
-    assert paid >= geometries.linear_price(torch.linalg.multi_dot(parts), decays) * (1 - 1e-12)
+    parts, decays = [draw(4, 4) for _ in range(factors)], draw(factors).exp().tolist()
+    Z, mean = torch.linalg.multi_dot(parts), math.prod(decays) ** (1 / factors)
+    balanced = [(mean / lam) ** 0.5 * torch.diag(torch.linalg.svdvals(Z) ** (1 / factors)) for lam in decays]
+    price = geometries.linear_price(Z, decays)
 
+    def paid(those):
+        return sum(lam / 2 * q.square().sum().item() for lam, q in zip(decays, those, strict=True))
 
-def test_balanced_factors_pay_the_linear_price():
-    values, decays = torch.tensor([2.0, 1.0, 0.3], dtype=torch.float64), [0.1, 0.4, 0.2]
-    mean = math.prod(decays) ** (1 / 3)
-    parts = [torch.diag((mean / lam) ** 0.5 * values ** (1 / 3)) for lam in decays]
-    paid = sum(lam / 2 * q.square().sum().item() for lam, q in zip(decays, parts, strict=True))
-    assert math.isclose(paid, geometries.linear_price(torch.diag(values), decays), rel_tol=1e-12)
+    assert paid(balanced) == pytest.approx(price, rel=1e-12) and paid(parts) >= price * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(

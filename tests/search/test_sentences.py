@@ -40,32 +40,22 @@ def flat(parameters):
 # L-BFGS ---------------------------------------------------------------------------------------------------------------
 
 
-@quick
-@given(seeds, st.floats(-6, 0))
-def test_lbfgs_stops_where_the_gradient_is_below_the_tolerance(seed, exponent):
-    loss, A, b, parameters = quadratic(seed)
-    record = lbfgs(loss, parameters, tolerance=10**exponent)
-    gradient = (A @ flat(parameters) - b).norm().item()
-    assert record.converged and record.gradient_norm < 10**exponent
-    assert record.gradient_norm == pytest.approx(gradient, rel=1e-6, abs=1e-13)
-
-
 def rosenbrock(z):
     return (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()
 
 
 @quick
-@given(seeds, st.integers(1, 200))
-def test_lbfgs_keeps_to_its_budget_and_tells_of_every_evaluation_and_of_the_point_it_ends_at(seed, budget):
+@given(seeds, st.integers(1, 200), st.floats(-10, 0))
+def test_lbfgs_keeps_to_its_budget_and_tells_of_every_evaluation_and_of_the_point_it_ends_at(seed, budget, exponent):
     """A line search may end at an earlier point than the last it looked at."""
-    z, values = 2 * normal(seed, 6), []
+    z, values, tolerance = 2 * normal(seed, 6), [], 10**exponent
 
     def loss(z):
         value = rosenbrock(z)
         values.append(value.item())
         return value
 
-    record = lbfgs(loss, [z], 1e-10, budget)
+    record = lbfgs(loss, [z], tolerance, budget)
     assert record.values == values
     assert len(record.seconds) == len(values) and record.seconds == sorted(record.seconds)
     assert len(values) < budget + 30  # the round of 25 under way is finished
@@ -74,7 +64,7 @@ def test_lbfgs_keeps_to_its_budget_and_tells_of_every_evaluation_and_of_the_poin
     gradient = torch.autograd.grad(value, here)[0].norm().item()
     assert record.gradient_norm == pytest.approx(gradient, rel=1e-9, abs=1e-15)
     assert record.value == pytest.approx(value.item(), rel=1e-12, abs=1e-20)
-    assert record.converged == (gradient < 1e-10)
+    assert record.converged == (gradient < tolerance)
     assert record.converged or len(values) >= budget or gradient < 1e-6  # or rounding is reached
 
 
@@ -127,12 +117,10 @@ def test_the_criterion_is_the_gradient_in_the_direction_of_the_row(seed, exponen
     A = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
     V = normal(seed, 3, 4) * 10 ** torch.tensor(exponents, dtype=torch.float64)[:, None]
     record = lbfgs(energy_of_directions(A), [V], 1e-3, max_evaluations=20, scale_invariant=[0])
-    squares = 0.0
-    for row in V.numpy():
-        v = row / np.linalg.norm(row)
-        gradient = 2 * A.numpy() @ v
-        squares += ((gradient - (gradient @ v) * v) ** 2).sum()  # on the sphere
-    assert record.gradient_norm == pytest.approx(sqrt(squares), rel=1e-6, abs=1e-12)
+    directions = V / V.norm(dim=1, keepdim=True)
+    gradient = 2 * directions @ A
+    on_the_sphere = gradient - (gradient * directions).sum(1, keepdim=True) * directions
+    assert record.gradient_norm == pytest.approx(on_the_sphere.norm().item(), rel=1e-6, abs=1e-12)
 
 
 # Whole fits -----------------------------------------------------------------------------------------------------------

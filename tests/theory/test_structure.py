@@ -1,6 +1,5 @@
 """The structure of class means, told from means that were built from a graph, turned, and shuffled."""
 
-import math
 from itertools import combinations
 
 import networkx as nx
@@ -9,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.theory.structure import cosines, structure
+from lib.theory.structure import structure
 
 
 def edges_of(graph):
@@ -74,22 +73,14 @@ def test_orthogonal_means_of_different_norms_are_no_collapse():
     assert structure(torch.diag(torch.tensor([1.0, 1.0, 2.0]))) == "sets: 3 of 1, over 3"
 
 
-def test_equal_cosines_other_than_one_half_are_no_graph():
-    assert structure(torch.eye(6) + 0.1) == "other"
-    assert structure(torch.eye(6) - 1 / 6) == "other"  # a simplex
-
-
-def test_cosines_of_one_half_that_no_line_graph_has_are_no_graph():
+def test_other_equal_cosines_a_simplex_a_claw_and_zero_are_no_graph():
     claw = torch.eye(4, dtype=torch.float64)
     claw[0, 1:] = claw[1:, 0] = 0.5  # one class beside three others: no line graph contains it
-    assert structure(torch.linalg.cholesky(claw)) == "other"
+    for means in (torch.eye(6) + 0.1, torch.eye(6) - 1 / 6, torch.linalg.cholesky(claw), torch.zeros(4, 3)):
+        assert structure(means) == "other"
 
 
 def test_as_many_neighbours_in_another_order_are_not_the_triangular_graph():
-    shrikhande = nx.Graph(
-        (x * 4 + y, (x + a) % 4 * 4 + (y + b) % 4)
-        for x in range(4) for y in range(4) for a, b in ((0, 1), (1, 0), (1, 1))
-    )  # fmt: skip
     chang = nx.line_graph(nx.complete_graph(8))  # T_8, switched: the same parameters, (28, 12, 6, 4)
     nodes = sorted(chang)
     inside = {(0, 1), (2, 3), (4, 5), (6, 7)}
@@ -97,11 +88,10 @@ def test_as_many_neighbours_in_another_order_are_not_the_triangular_graph():
         for v in set(nodes) - inside:
             (chang.remove_edge if chang.has_edge(u, v) else chang.add_edge)(u, v)
     assert set(dict(chang.degree()).values()) == {12}
-    for graph in (shrikhande, chang):
-        gram = torch.eye(len(graph), dtype=torch.float64) + torch.tensor(nx.to_numpy_array(graph)) / 2
-        values, vectors = torch.linalg.eigh(gram)  # -2 is the least eigenvalue of both, so that the Gram matrix is one
-        assert values.min() > -1e-12
-        assert structure(vectors * values.clamp(min=0).sqrt()) == "other"
+    gram = torch.eye(28, dtype=torch.float64) + torch.tensor(nx.to_numpy_array(chang)) / 2
+    values, vectors = torch.linalg.eigh(gram)  # -2 is the least eigenvalue of the graph, so that it is a Gram matrix
+    assert values.min() > -1e-12
+    assert structure(vectors * values.clamp(min=0).sqrt()) == "other"
 
 
 def subsets_of(vertices, *sizes):
@@ -129,17 +119,6 @@ def test_several_layers_and_runs_are_named_each():
     srg, none = edges_of(nx.complete_graph(4)), torch.eye(6, 4, dtype=torch.float64) - 1 / 3
     assert structure(torch.stack([srg, none])) == ["SRG", "other"]
     assert structure(torch.stack([srg, none])[None]) == [["SRG", "other"]]
-
-
-def test_means_that_vanish_have_no_structure():
-    assert structure(torch.zeros(4, 3)) == "other"
-
-
-def test_cosines_are_those_of_angles():
-    angle = 0.7
-    found = cosines(torch.tensor([[2.0, 0.0], [3 * math.cos(angle), 3 * math.sin(angle)]], dtype=torch.float64))
-    expected = torch.tensor([[1.0, math.cos(angle)], [math.cos(angle), 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -51,20 +51,6 @@ def steps_of(step, steps):
     return card
 
 
-def test_a_step_of_several_operations_goes_through_the_same_memory():
-    def run(repeat):
-        x, root = torch.ones(3, dtype=torch.float64), torch.empty(3, dtype=torch.float64)
-
-        def step():
-            torch.sqrt(x + 1, out=root)
-            x.mul_(0.5).add_(root.roll(1)[:2].sum())
-
-        repeat(step, 41)
-        return x
-
-    assert torch.equal(run(steps_of), run(lambda step, steps: [step() for _ in range(steps)]))
-
-
 def test_what_a_recording_has_read_on_the_processor_it_keeps():
     """The reason for the rule that whatever changes lies on the device."""
     numbers, total = iter(range(1000)), torch.zeros((), dtype=torch.int64)

@@ -34,15 +34,6 @@ def own(ensemble, run):
     return {name: part[run] if name.startswith("head") else share(part) for name, part in ensemble.parameters.items()}
 
 
-def test_side_by_side_every_network_gives_what_it_gives_alone(x):
-    models = networks()
-    batches = torch.stack([x, x.flip(0), 2 * x])
-    together = Ensemble(models).forward(batches)
-    for run, model in enumerate(models):
-        for found, expected in zip(together, model.train().layers(batches[run]), strict=True):
-            torch.testing.assert_close(found[run], expected, rtol=0, atol=1e-10)
-
-
 def trained_alone(
     model, x, steps, rate, decay, feature_decay, seed, batch_size, warmup, slow_start, feature_slow_start, drop
 ):
