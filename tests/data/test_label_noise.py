@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,15 +52,11 @@ def test_latent_classes_take_the_same_share_of_every_class(N, K, eta, seed):
 
 @BOTH
 def test_more_noise_with_the_same_seed_adds_to_what_there_was(noise):
-    y, before = labels(200, 4), None
-    for eta in (0.0, 0.1, 0.35, 0.7, 1.0):
-        found = noise(y, 4, eta, seed=2)
-        if before is not None:
-            assert found.corrupted[before.corrupted].all()
-            assert torch.equal(found.y_observed[before.corrupted], before.y_observed[before.corrupted])
-        before = found
-    assert before.corrupted.all()
-    assert not noise(y, 4, 0.0, seed=2).corrupted.any()
+    found = [noise(labels(200, 4), 4, eta, seed=2) for eta in (0.0, 0.1, 0.35, 0.7, 1.0)]
+    for less, more in pairwise(found):
+        assert more.corrupted[less.corrupted].all()
+        assert torch.equal(more.y_observed[less.corrupted], less.y_observed[less.corrupted])
+    assert found[-1].corrupted.all() and not found[0].corrupted.any()
 
 
 @BOTH

@@ -8,7 +8,7 @@ from math import isnan
 
 import pytest
 import torch
-from small_network import noisy_network, numbers, samples
+from small_network import in_two_processes, noisy_network, numbers, samples
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -171,16 +171,6 @@ def test_lightning_measures_the_shares_of_all_processes(tmp_path):
 # transformers ---------------------------------------------------------------------------------------------------------
 
 
-class Reporter(transformers.TrainerCallback):
-    """Keeps what it is told to report."""
-
-    def __init__(self):
-        self.logs = []
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        self.logs.append(dict(logs))
-
-
 def sentences(n=24):
     generator = torch.Generator().manual_seed(0)
     tokens, y, mask = torch.randint(1, 20, (n, 5), generator=generator), torch.arange(n) % K, torch.ones(5).long()
@@ -233,12 +223,11 @@ def test_transformers_rows_are_what_measure_finds_and_lie_in_the_log_history(tmp
 
 
 def test_transformers_reports_the_numbers_through_the_log_of_the_trainer(tmp_path):
-    reporter = Reporter()
-    trainer = hugging(tmp_path, reporter)
-    callback = TransformersCallback(log=trainer.log)
+    trainer, reported = hugging(tmp_path), []
+    callback = TransformersCallback(log=lambda numbers: reported.append(numbers) or trainer.log(numbers))
     trainer.add_callback(callback)
     trainer.train()
-    for logs in (reporter.logs, trainer.state.log_history):
+    for logs in (reported, trainer.state.log_history):
         assert [log["nc1/penultimate"] for log in logs if "nc1/penultimate" in log] == callback.tracker.curve("nc1")[1]
 
 
@@ -308,17 +297,13 @@ def test_the_metric_works_with_what_torchmetrics_offers():
     assert all({name: found[f"test/{key}_{name}"] for name in metric.compute()} == expected for key in "ab")
 
 
-def share(rank, folder, shares):
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", world_size=2, rank=rank)
-    metric = filled(shares[rank])
-    torch.save([metric.compute(), metric.statistics], folder / str(rank))
-    torch.distributed.destroy_process_group()
-
-
 def test_the_metric_merges_what_two_processes_have_seen(tmp_path):
     shares = halves()
-    torch.multiprocessing.start_processes(share, (tmp_path, shares), 2, start_method="fork")
-    for rank in range(2):
-        found, statistics = torch.load(tmp_path / str(rank))
-        assert found == pytest.approx(filled(*shares).compute())
-        assert torch.equal(statistics, filled(shares[rank]).statistics)  # its own share again
+
+    def found(rank):
+        metric = filled(shares[rank])
+        return metric.compute(), metric.statistics
+
+    for (merged, statistics), share in zip(in_two_processes(found, tmp_path), shares, strict=True):
+        assert merged == pytest.approx(filled(*shares).compute())
+        assert torch.equal(statistics, filled(share).statistics)  # its own share again

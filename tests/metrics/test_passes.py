@@ -3,12 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from small_network import network, noisy_network, numbers, samples
+from small_network import in_two_processes, network, noisy_network, numbers, samples
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from lib import metrics
 from lib.metrics import measure
+
+
+def check(row, H, y, head, rel=1e-4):
+    """A row of `measure` against the formulas on the features that go into the head."""
+    H, (means, _), W = H.detach(), metrics.class_means(H.detach(), y), head.weight.detach().flatten(1)
+    assert row["d"] == H.shape[1] and row["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=rel)
+    assert row["nc3"] == pytest.approx(metrics.nc3(W, means).item(), rel=1e-4)
+    assert row["nc4"] == pytest.approx(metrics.nc4(H, W, head.bias, means).item(), abs=0.04)
+
 
 # Loaders --------------------------------------------------------------------------------------------------------------
 
@@ -17,19 +25,16 @@ def test_everything_comes_from_one_pass_unless_features_are_too_many(monkeypatch
     """So that a loader which augments shows one set of samples."""
     passed = []
 
-    class Augmented(Dataset):
-        def __len__(self):
-            return 60
+    def augmented():
+        for x, y in zip(samples()[0], samples()[1], strict=True):
+            passed.append(y)
+            yield x[None] + torch.randn(6), y[None]
 
-        def __getitem__(self, i):
-            passed.append(i)
-            return samples()[0][i] + torch.randn(6), samples()[1][i]
-
-    found = measure(network(), DataLoader(Augmented(), 20), nc4=True)
+    found = measure(network(), augmented, nc4=True)
     assert len(passed) == 60 and found[0]["nc4"] is not None
     again = measure(network(), [samples()], nc4=True)[0]["nc4"]
     monkeypatch.setattr("lib.metrics.network.KEPT", 100)
-    measure(network(), DataLoader(Augmented(), 20), nc4=True)
+    measure(network(), augmented, nc4=True)
     assert len(passed) == 60 + 120
     assert measure(network(), [samples()], nc4=True)[0]["nc4"] == again
     with pytest.raises(ValueError, match="nc4 of so many features needs a second pass"):
@@ -61,13 +66,9 @@ class HeadFirst(nn.Module):
 def test_the_head_is_the_module_whose_output_is_the_models(wrap, K):
     torch.manual_seed(0)
     model, (x, y) = HeadFirst(wrap), samples()
-    found = measure(model, [(x, y)], K=K, centre="samples")
-    H = model.backbone(x).detach()
+    found = measure(model, [(x, y)], nc4=True, K=K, centre="samples")
     assert found.head == "head" and "the head is 'head'" in str(found)
-    assert found[0]["d"] == 8 and found[0]["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=1e-4)
-    assert found[0]["nc3"] == pytest.approx(
-        metrics.nc3(model.head.weight, metrics.class_means(H, y)[0]).item(), rel=1e-4
-    )
+    check(found[0], model.backbone(x), y, model.head)
     assert measure(model, [(x, y)], head=model.head)[0] == measure(model, [(x, y)], head="head")[0]
 
 
@@ -85,13 +86,8 @@ def test_a_convolution_over_single_positions_is_a_head(pool_first):
     model = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), *last)
     x, y = torch.randn(30, 1, 6, 6), torch.arange(30) % 3
     (row,) = found = measure(model, [(x, y)], nc4=True, centre="samples")
-    H = model[:2](x).mean((2, 3)).detach()
-    means = metrics.class_means(H, y)[0]
-    W, b = head.weight.detach().flatten(1), head.bias.detach()
-    assert found.head == ("3" if pool_first else "2") and row["d"] == 5
-    assert row["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=1e-3)
-    assert row["nc3"] == pytest.approx(metrics.nc3(W, means).item(), rel=1e-4)
-    assert row["nc4"] == pytest.approx(metrics.nc4(H, W, b, means).item(), abs=0.04)
+    assert found.head == ("3" if pool_first else "2")
+    check(row, model[:2](x).mean((2, 3)), y, head, rel=1e-3)
 
 
 class LastToken(nn.Module):
@@ -125,33 +121,24 @@ def test_of_a_sequence_classifier_the_token_that_it_takes_is_the_sample():
     def shown(h, inputs):
         return (h * inputs["attention_mask"][..., None]).sum(1) / inputs["attention_mask"].sum(1, keepdim=True)
 
-    assert measure(model, [batch], "embed", reduce=shown)[0]["nc1"] == pytest.approx(
-        measure(model, [batch], "embed")[0]["nc1"], rel=1e-4
-    )
-    with pytest.raises(AssertionError):  # padding counts where no mask is given
-        plain = measure(model, [batch], "embed", reduce=lambda h: h.mean(1))
-        assert plain[0]["nc1"] == pytest.approx(found[1]["nc1"], rel=1e-3)
+    (row,) = measure(model, [batch], "embed", reduce=shown, centre="samples")
+    assert row["nc1"] == pytest.approx(found[1]["nc1"], rel=1e-4)
 
 
 # Dilation -------------------------------------------------------------------------------------------------------------
 
 
-def test_dilation_is_nc1_of_the_test_features_of_every_layer():
-    model, (x, y) = noisy_network().eval(), samples(seed=1)
-    found = measure(model, [samples()], ["0", "1", "penultimate"], test_loader=[(x[:25], y[:25]), (x[25:], y[25:])])
+def test_dilation_is_nc1_of_the_test_features_of_every_layer_and_a_column_where_it_was_asked_for():
+    model, (x, y), layers = noisy_network().eval(), samples(seed=1), ["0", "1", "penultimate"]
+    found = measure(model, [samples()], layers, test_loader=[(x[:25], y[:25]), (x[25:], y[25:])])
     with torch.no_grad():
         hidden = model[0](x)
         features = [hidden, model[1](hidden), model[1](hidden).relu()]
     for row, H in zip(found, features, strict=True):
         assert row["dilation"] == pytest.approx(metrics.dilation(H.double(), y).item(), rel=1e-5)
-        assert row["dilation"] != pytest.approx(row["nc1"], rel=1e-3)
-
-
-def test_dilation_is_a_column_where_it_was_asked_for_and_nowhere_else():
-    model, loader = network(), [samples()]
-    without, with_it = measure(model, loader), measure(model, loader, test_loader=loader)
-    assert "dilation" not in str(without) and "\ndilation  " in str(with_it)
-    assert without[0] | {"dilation": with_it[0]["nc1"]} == with_it[0]  # the same samples
+    without = measure(model, [samples()], layers)
+    assert "dilation" not in str(without) and "\ndilation  " in str(found)
+    assert [row | {"dilation": None} for row in found] == [row | {"dilation": None} for row in without]
 
 
 # Batches and features of other shapes ---------------------------------------------------------------------------------
@@ -222,19 +209,11 @@ def test_labels_may_be_lists_and_arrays(form):
 
 @pytest.mark.parametrize("key", ["labels", "label", "label_ids", "target", "targets", "y", "klass"])
 def test_labels_may_have_several_keys_in_a_batch(key):
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = network()
-
-        def forward(self, x):
-            return self.body(x)
-
-    x, y = samples()
+    (x, y), model = samples(), Sum()
     given = {"label_key": "klass"} if key == "klass" else {}
-    assert measure(Named(), [{"x": x, key: y}], **given)[0] == measure(Named(), [(x, y)])[0]
-    with pytest.raises(ValueError, match="entries x, kind; say which are the labels: label_key"):
-        measure(Named(), [{"x": x, "kind": y}])
+    assert measure(model, [{"left": x, key: y}], **given)[0] == measure(model, [(x, y)])[0]
+    with pytest.raises(ValueError, match="entries left, kind; say which are the labels: label_key"):
+        measure(model, [{"left": x, "kind": y}])
 
 
 def test_samples_with_the_label_that_losses_ignore_are_left_out():
@@ -257,13 +236,8 @@ def test_a_class_that_does_not_occur_is_named_or_skipped():
     small = nn.Sequential(model[0], model[1], nn.Linear(8, 3))
     small[2].weight.data, small[2].bias.data = (part.data[[3, 5, 998]] for part in (model[2].weight, model[2].bias))
     expected = numbers(measure(small, [samples()], nc4=True, test_loader=[samples()])[0])
-    assert found.K == 3 and "3 classes of 20 samples" in str(found)
+    assert found.K == 3 and "3 classes of 20 samples" in str(found) and found[0]["nc1_chance"] > 0
     assert {name: found[0][name] for name in expected} == pytest.approx(expected, rel=1e-5)
-
-
-def test_layers_may_be_modules():
-    model = network()
-    assert measure(model, [samples()], [model[0], model[1]]) == measure(model, [samples()], ["0", "1"])
 
 
 # Outside samples and centres ------------------------------------------------------------------------------------------
@@ -298,18 +272,11 @@ def all_of(x, y, **options):
     return [*measure(network(), [(x, y)], ["0", "penultimate"], nc4=True, **loaders, **options)]
 
 
-def share(rank, folder, shares):
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", world_size=2, rank=rank)
-    torch.save(all_of(*shares[rank], group=torch.distributed.group.WORLD), folder / str(rank))
-    torch.distributed.destroy_process_group()
-
-
 def test_two_processes_measure_what_one_does(tmp_path):
     x, y = samples()
     y[:11] = y[:11].clamp(max=1)  # the first process has no sample of one class
     shares = [(x[part], y[part]) for part in (slice(0, 11), slice(11, 60))]
-    torch.multiprocessing.start_processes(share, (tmp_path, shares), 2, start_method="fork")
-    for rank in range(2):
-        for row, alone in zip(torch.load(tmp_path / str(rank)), all_of(x, y), strict=True):
+    for rows in in_two_processes(lambda rank: all_of(*shares[rank], group=torch.distributed.group.WORLD), tmp_path):
+        for row, alone in zip(rows, all_of(x, y), strict=True):
             assert row["layer"] == alone["layer"] and row["nc1_chance"] > 1
             assert numbers(row) == pytest.approx(numbers(alone), rel=1e-6)

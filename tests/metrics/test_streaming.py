@@ -138,16 +138,6 @@ def test_statistics_are_saved_copied_and_gone_on_with():
         half.merge(ClassStatistics(3, 4))
 
 
-def test_classes_without_samples_are_left_out():
-    H, y = features(0, 900, 5, 4)
-    statistics = collected(H, torch.tensor([1, 3, 4, 9])[y], 60, 12, chance=True)
-    part = statistics.without_empty()
-    check(part, H, y, 1e-5)
-    assert part.chance_nc1() > 0
-    with pytest.raises(ValueError, match="class 0 has no sample"):
-        statistics.nc1()
-
-
 # Chance and few samples -----------------------------------------------------------------------------------------------
 
 

@@ -7,30 +7,22 @@ from torch import nn
 from lib.data.vision import torchvision
 from lib.models.networks import mlp, resnet18, resnet20, vgg13
 
-
-def shapes_seen(model, x, names):
-    """The shapes of what these parts of a network give."""
-    shapes = {}
-    for name in names:
-        getattr(model, name).register_forward_hook(lambda _m, _i, out, name=name: shapes.update({name: out.shape}))
-    model(x)
-    return [tuple(shapes[name]) for name in names]
+PIXELS = dict.fromkeys((resnet18, vgg13, resnet20), {"K": 10, "channels": 1, "width": 1 / 8})
+SOUND = PIXELS | {mlp: {"inputs": 9, "M": 4, "K": 3, "width": 8, "depth": 2}}
 
 
-@pytest.mark.parametrize(
-    "K, channels, width, bias, widths",
-    [
-        (10, 3, 1.0, True, (64, 128, 256, 512)),
-        (10, 1, 0.5, False, (32, 64, 128, 256)),
-        (7, 3, 0.3, False, (19, 38, 77, 154)),
-    ],
-)
-def test_it_has_torchvisions_layers_with_these_widths_but_for_the_stem_and_the_head(K, channels, width, bias, widths):
+def shapes_along(x, *parts):
+    """The shapes of what these parts of a network give, each of what the one before gave."""
+    return [tuple((x := part(x)).shape) for part in parts]
+
+
+@pytest.mark.parametrize("K, channels, width, bias", [(10, 3, 1.0, True), (10, 1, 0.5, False), (7, 3, 0.3, False)])
+def test_resnet18_has_torchvisions_layers_with_scaled_widths_but_for_the_stem_and_the_head(K, channels, width, bias):
     with torch.device("meta"):  # its shapes are all that is asked for
         theirs = torchvision.models.resnet18(num_classes=K)
-    scaled = dict(zip((64, 128, 256, 512), widths, strict=True))
+    scaled = {size: round(width * size) for size in (64, 128, 256, 512)}
     expected = {name: tuple(scaled.get(size, size) for size in p.shape) for name, p in theirs.named_parameters()}
-    expected["conv1.weight"] = (widths[0], channels, 3, 3)
+    expected["conv1.weight"] = (scaled[64], channels, 3, 3)
     if not bias:
         del expected["fc.bias"]
     ours = resnet18(K, channels, width, bias)
@@ -40,11 +32,11 @@ def test_it_has_torchvisions_layers_with_these_widths_but_for_the_stem_and_the_h
 
 @pytest.mark.parametrize("channels, size", [(1, 28), (3, 32), (1, 8)])
 def test_the_blocks_keep_the_resolution_once_and_halve_it_three_times(channels, size):
-    names = ("layer1", "layer2", "layer3", "layer4", "avgpool", "fc")
-    seen = shapes_seen(resnet18(10, channels, width=1 / 16), torch.zeros(2, channels, size, size), names)
+    model, x = resnet18(10, channels, width=1 / 16), torch.zeros(2, channels, size, size)
+    _, *seen = shapes_along(x, model.conv1, model.layer1, model.layer2, model.layer3, model.layer4, model.avgpool)
     sides = [-(-size // 2**position) for position in range(4)]
     blocks = [(2, 4 * 2**position, side, side) for position, side in enumerate(sides)]
-    assert seen == [*blocks, (2, 32, 1, 1), (2, 10)]
+    assert seen == [*blocks, (2, 32, 1, 1)] and model(x).shape == (2, 10)
 
 
 @pytest.mark.parametrize(
@@ -71,18 +63,10 @@ def test_every_layer_of_the_mlp_maps_normalises_and_rectifies_what_is_flattened(
     assert model.features(x).min() >= 0
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda seed: mlp(9, 4, 3, 5, 2, seed=seed),
-        lambda seed: vgg13(3, 1, 1 / 32, seed=seed),
-        lambda seed: resnet18(3, width=1 / 16, seed=seed),
-        lambda seed: resnet20(3, width=1 / 16, seed=seed),
-    ],
-)
+@pytest.mark.parametrize("make", SOUND)
 def test_a_seed_is_one_network_and_the_global_generator_stays_as_it_was(make):
     before = torch.get_rng_state()
-    first, second, other = (make(seed).state_dict() for seed in (4, 4, 5))
+    first, second, other = (make(**SOUND[make], seed=seed).state_dict() for seed in (4, 4, 5))
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
@@ -111,13 +95,11 @@ def test_an_image_of_any_size_leaves_a_pixel_of_features(size):
 
 
 @pytest.mark.parametrize(
-    "K, channels, width, head_layers, head_width, widths",
-    [(10, 3, 1.0, 1, 64, (16, 32, 64)), (10, 1, 0.5, 4, 64, (8, 16, 32)), (7, 3, 0.3, 5, 12, (5, 10, 19))],
+    "K, channels, width, head_layers, head_width", [(10, 3, 1.0, 1, 64), (10, 1, 0.5, 4, 64), (7, 3, 0.3, 5, 12)]
 )
-def test_resnet20_has_nineteen_convolutions_and_a_head_without_biases(
-    K, channels, width, head_layers, head_width, widths
-):
+def test_resnet20_has_nineteen_convolutions_and_a_head_without_biases(K, channels, width, head_layers, head_width):
     model = resnet20(K, channels, width, head_layers, head_width)
+    widths = [round(width * maps) for maps in (16, 32, 64)]
     sizes = [channels, *[widths[0]] * 7, *[widths[1]] * 6, *[widths[2]] * 6]
     expected = [shape for a, b in pairwise(sizes) for shape in ((b, a, 3, 3), (b,), (b,))]
     expected += [(b, a) for a, b in pairwise([widths[2], *[head_width] * (head_layers - 1), K])]
@@ -127,7 +109,7 @@ def test_resnet20_has_nineteen_convolutions_and_a_head_without_biases(
 
 def test_resnet20_halves_the_resolution_twice_and_gives_features_that_are_not_negative():
     model, x = resnet20(10, 1, width=0.5), torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    seen = shapes_seen(model, x, ("layer1", "layer2", "layer3"))
+    _, *seen = shapes_along(x, model.conv1, model.layer1, model.layer2, model.layer3)
     assert seen == [(4, 8, 28, 28), (4, 16, 14, 14), (4, 32, 7, 7)]
     assert model.features(x).shape == (4, 32) and model.features(x).min() >= 0
 
@@ -164,10 +146,6 @@ def test_initial_weights_have_the_variances_of_their_sources_and_biases_of_vgg13
     for layer, variance in variances.items():
         assert layer.weight.std().item() == pytest.approx(variance**0.5, rel=0.05)
     assert not any(layer.bias.any() for layer in [*convolutions, vgg.fc])
-
-
-PIXELS = dict.fromkeys((resnet18, vgg13, resnet20), {"K": 10, "channels": 1, "width": 1 / 8})
-SOUND = PIXELS | {mlp: {"inputs": 9, "M": 4, "K": 3, "width": 8, "depth": 2}}
 
 
 @pytest.mark.parametrize(

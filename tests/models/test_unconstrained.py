@@ -32,19 +32,15 @@ def models(draw, layers=None, runs=()):
     return {"H": H, "Ws": [torch.from_numpy(W) for W in Ws], "y": y, "b": b} | decays
 
 
-def times(W, v):
-    return [sum(weight * entry for weight, entry in zip(row, v, strict=True)) for row in W.tolist()]
-
-
 def squares(tensor):
     return sum(entry**2 for entry in tensor.flatten().tolist())
 
 
 def scores_by_hand(h, Ws, b, relu):
     for i, W in enumerate(Ws, 1):
-        h = times(W, h)
-        h = [max(0.0, entry) for entry in h] if relu and i < len(Ws) else h
-    return h if b is None else [entry + shift for entry, shift in zip(h, b.tolist(), strict=True)]
+        h = W.numpy() @ h
+        h = np.maximum(h, 0) if relu and i < len(Ws) else h
+    return h if b is None else h + b.numpy()
 
 
 def by_hand(H, Ws, y, lam_w, lam_h, b=None, lam_b=0.0, relu=False, loss="mse"):
@@ -201,7 +197,3 @@ def test_what_does_not_fit_is_named(changes, name):
         model, arguments = (layer_peeled, change) if "W" in change else (objective, GOOD | change)
         with pytest.raises(ValueError, match=rf"^{name}\b"):
             model(**arguments)
-
-
-def test_what_fits_is_not_refused():
-    assert objective(**GOOD).isfinite() and layer_peeled(**PEELED).isfinite()

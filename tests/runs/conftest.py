@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +35,15 @@ def start():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)
         one.wait()
+
+
+@pytest.fixture
+def two_threads():
+    """For torch in this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

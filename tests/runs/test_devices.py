@@ -39,11 +39,6 @@ def test_auto_is_the_processor_where_there_is_no_card(no_card):
     assert devices.choose() == devices.choose("auto") == devices.choose("cpu") == "cpu"
 
 
-def test_auto_is_the_card_where_there_is_one(card):
-    assert devices.choose() == devices.choose("cuda") == "cuda"
-    assert devices.choose("cpu") == "cpu"
-
-
 @pytest.mark.parametrize("device", ["gpu", "cuda"])
 def test_a_device_that_is_unknown_or_not_there_is_refused(no_card, device):
     with pytest.raises(ValueError, match=f"device = '{device}'"):
@@ -72,11 +67,10 @@ def test_a_chapter_takes_its_share_of_the_card_alone(card, monkeypatch):
     assert card == [0.25]
 
 
-def test_the_choice_is_noted_with_what_the_record_says_about_the_device(card, tmp_path, monkeypatch):
+def test_auto_is_the_card_where_there_is_one_and_the_choice_is_noted_with_its_name(card, tmp_path, monkeypatch):
     path = tmp_path / "notes"
     monkeypatch.setenv("COLLAPSE_NOTES", str(path))
-    for device in ("auto", "cpu"):
-        devices.choose(device)
+    assert [devices.choose(device) for device in ("auto", "cpu")] == ["cuda", "cpu"]
     gpu, cpu = map(json.loads, path.read_text().splitlines())
     assert gpu == {"kind": "device", "device": "cuda", "name": "A Card", "cuda": "13.0"}
     assert cpu == {"kind": "device", "device": "cpu", "name": devices.name("cpu"), "cuda": None}

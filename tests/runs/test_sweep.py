@@ -61,13 +61,6 @@ def kept(folder):
 # ------------------------------------------------------------------------------------------------------ on this machine
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_results_come_in_the_order_of_the_configurations_and_are_what_the_function_returns(tmp_path, jobs):
-    configurations = [{"x": x, "seed": seed} for x in (3, 1, 2) for seed in range(4)]
-    expected = [tasks.compute(**configuration) for configuration in configurations]
-    assert sweep.run(tasks.compute, configurations, tmp_path, jobs=jobs) == expected
-
-
 def test_each_run_is_one_file_that_says_what_was_computed(tmp_path):
     sweep.run(tasks.compute, [{"x": 1, "seed": 2}], tmp_path, jobs=1, version="v1")
     (path,) = tmp_path.iterdir()
@@ -76,15 +69,6 @@ def test_each_run_is_one_file_that_says_what_was_computed(tmp_path):
     assert set(record) == {"key", "function", "configuration", "version", "result", "seconds", "checksum"}
     assert record["configuration"] == {"x": 1, "seed": 2} and record["version"] == "v1"
     assert record["function"] == "sweep_tasks.compute" and record["result"] == tasks.compute(1, 2)
-
-
-def test_a_finished_run_is_not_computed_again_whatever_the_order_of_its_names(tmp_path):
-    log = tmp_path / "log"
-    configurations = grid(6, log)
-    first = sweep.run(tasks.compute, configurations[:4], tmp_path, jobs=1)
-    reordered = [dict(reversed(configuration.items())) for configuration in configurations]
-    assert sweep.run(tasks.compute, reordered, tmp_path, jobs=1)[:4] == first
-    assert set(times_done(log).values()) == {1} and len(times_done(log)) == 6
 
 
 def test_another_version_or_function_is_another_run(tmp_path):
@@ -109,17 +93,12 @@ def test_what_is_not_asked_for_is_not_computed_and_what_there_is_is_shown(tmp_pa
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_every_run_has_one_thread_and_the_caller_keeps_its_own(tmp_path, jobs):
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        assert sweep.run(tasks.threads, [{"x": x} for x in range(3)], tmp_path, jobs=jobs) == [1] * 3
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+def test_every_run_has_one_thread_and_the_caller_keeps_its_own(tmp_path, jobs, two_threads):
+    assert sweep.run(tasks.threads, [{"x": x} for x in range(3)], tmp_path, jobs=jobs) == [1] * 3
+    assert torch.get_num_threads() == 2
 
 
-def test_a_sweep_that_was_killed_resumes_and_recomputes_nothing_that_was_finished(tmp_path, start, wait_for):
+def test_a_sweep_that_was_killed_resumes_recomputes_nothing_and_gives_the_results_in_order(tmp_path, start, wait_for):
     log, folder = tmp_path / "log", tmp_path / "results"
     call = {"configurations": grid(12, log), "folder": str(folder), "jobs": 2}
     process = start(tasks.__file__, "run", json.dumps(call), seconds=0.3)
@@ -128,31 +107,27 @@ def test_a_sweep_that_was_killed_resumes_and_recomputes_nothing_that_was_finishe
     process.wait()
     before = [f"{r['configuration']['x']}-{r['configuration']['seed']}" for r in kept(folder)]
     assert 4 <= len(before) < 12
-    results = sweep.run(tasks.compute, **call)
+    reordered = [dict(reversed(configuration.items())) for configuration in call["configurations"]]
+    results = sweep.run(tasks.compute, **call | {"configurations": reordered})
     assert results == [tasks.compute(c["x"], c["seed"]) for c in call["configurations"]]
     done = times_done(log)
     assert len(done) == len(kept(folder)) == 12 and all(done[run] == 1 for run in before)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "no record", "another's"])
-def test_a_damaged_result_is_reported_by_its_name_and_computed_again(tmp_path, damage):
+def test_a_damaged_result_is_reported_by_its_name_and_computed_again(tmp_path):
     configurations = [{"x": x, "seed": 0} for x in range(3)]
     results = sweep.run(tasks.compute, configurations, tmp_path, jobs=1)
     path, other = sorted(tmp_path.glob("*.json"))[:2]
     whole = path.read_bytes()
-    damaged = {
-        "truncated": whole[: len(whole) // 2],
-        "empty": b"",
-        "changed": whole.replace(b'"value": ', b'"value": 1'),
-        "no record": b"[1, 2]",
-        "another's": other.read_bytes(),
-    }
-    path.write_bytes(damaged[damage])
-    with pytest.warns(UserWarning, match=path.name):
-        assert sweep.run(tasks.compute, configurations, tmp_path, asked=False).count(None) == 1
-    with pytest.warns(UserWarning, match=path.name):
-        assert sweep.run(tasks.compute, configurations, tmp_path, jobs=1) == results
-    assert sweep.run(tasks.compute, configurations, tmp_path, asked=False) == results
+    # truncated, empty, changed, no record, another's
+    damages = whole[: len(whole) // 2], b"", whole.replace(b'"value": ', b'"value": 1'), b"[1, 2]", other.read_bytes()
+    for damaged in damages:
+        path.write_bytes(damaged)
+        with pytest.warns(UserWarning, match=path.name):
+            assert sweep.run(tasks.compute, configurations, tmp_path, asked=False).count(None) == 1
+        with pytest.warns(UserWarning, match=path.name):
+            assert sweep.run(tasks.compute, configurations, tmp_path, jobs=1) == results
+        assert sweep.run(tasks.compute, configurations, tmp_path, asked=False) == results
 
 
 @pytest.mark.parametrize(
@@ -245,7 +220,6 @@ def test_an_unreachable_scheduler_is_named(tmp_path, address, monkeypatch):
     "changes, name",
     [
         ({"configurations": [{"x": 1}, {"x": 2}, {"x": 1}]}, r"configurations\[2\]"),
-        ({"configurations": [{"x": float("nan")}]}, r"configurations\[0\]"),
         ({"configurations": [{"x": {1}}]}, r"configurations\[0\]"),
         ({"function": lambda x: x}, "function"),
         ({"folder": "/dev/null/results"}, "folder"),
