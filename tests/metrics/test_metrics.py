@@ -218,6 +218,13 @@ def test_measures_vanish_on_collapse_and_see_features_that_moved(seed):
     assert metrics.nc4(moved, W, b, points) == 0 and metrics.memorization(moved, y, points) > 1
 
 
+def test_nc1_does_not_see_deviations_across_the_span_of_the_centred_means_and_the_spread_does():
+    y = torch.arange(3).repeat(4)
+    H = torch.eye(3, 4, dtype=torch.float64)[y]
+    H[:3, 3] = 5
+    assert metrics.nc1(H, y) < 1e-15 and metrics.relative_spread(H, y) > 1
+
+
 def test_of_equal_scores_and_of_equally_near_means_the_first_counts():
     H, means = torch.zeros(1, 2), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     assert metrics.nc4(H, means, None, means) == 0
@@ -373,6 +380,15 @@ def test_by_default_the_features_are_the_input_of_the_last_linear_layer(network)
     (row,) = metrics.measure(network, batches(), head="hidden", K=3)
     assert row["d"] == 6 and row["nc3"] is None
     assert metrics.measure(network, batches(), "pair")[0]["nc1"] == row["nc1"]
+
+
+def test_a_model_may_be_nothing_but_its_head_and_may_have_none():
+    x, y = cloud(0)
+    (row,) = metrics.measure(nn.Linear(4, 3).double(), [(x, y)], centre="samples")
+    assert row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-10)
+    for features in (x, torch.stack([x - 1, x + 1], 1)):  # tokens are averaged over their positions
+        (same,) = metrics.measure(nn.Sequential(nn.Identity()), [(features, y)], "0", K=3, centre="samples")
+        assert same["nc1"] == pytest.approx(row["nc1"], rel=1e-9) and same["nc3"] is None and same["d"] == 4
 
 
 class Caching(nn.Linear):
