@@ -5,11 +5,13 @@ The files are made here, small, in the formats of the originals; checksums and a
 
 import gzip
 import hashlib
+import http.server
 import json
 import os
 import pickle
 import struct
 import tarfile
+import threading
 import urllib.error
 from functools import partial
 
@@ -406,9 +408,8 @@ def test_images_of_the_readers_are_noted_by_name_and_content_not_by_place(tmp_pa
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "svhn", "cifar10-jpeg75"])
 def test_an_absent_set_is_reported_with_file_place_and_remedy(data, name):
-    lacking = image_files.absent(name, data)
-    file = f"{lacking.name} in {lacking.parent}"
-    with pytest.raises(FileNotFoundError, match=f"no {file}.*COLLAPSE_DATA.*make data DATA="):
+    file = image_files.absent(name, data)
+    with pytest.raises(FileNotFoundError, match=f"no {file.name} in {file.parent}.*COLLAPSE_DATA.*make data DATA="):
         load(name)
 
 
@@ -499,11 +500,16 @@ def test_a_file_that_is_no_npz_file_is_refused(tmp_path, content):
 
 
 @pytest.fixture
-def server(tmp_path):
-    """A folder whose files can be downloaded, and its address."""
+def server(tmp_path, monkeypatch):
+    """A folder whose files are served on this machine, and its address."""
     folder = tmp_path / "served"
     folder.mkdir()
-    return folder, f"{folder.as_uri()}/"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield folder, f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
 
 
 @pytest.mark.parametrize("name", image_files.DOWNLOADABLE)

@@ -18,12 +18,13 @@ losses = st.sampled_from(unconstrained.LOSSES)
 
 
 @st.composite
-def models(draw, layers=None, runs=()):
-    """Features, weights, bias and decays of any small size; class sizes differ, samples are in no order."""
+def models(draw, layers=None, runs=(), samples=0):
+    """Features, weights, bias and decays of any small size; class sizes differ unless given, samples in no order."""
     layers = draw(st.integers(1, 3)) if layers is None else layers
     K, extra, *widths = draw(st.integers(2, 4)), draw(st.integers(0, 5)), *(draw(sizes) for _ in range(layers))
     rng = np.random.default_rng(draw(seeds))
-    y = rng.permutation(np.r_[np.arange(K), rng.integers(K, size=extra)])
+    y = np.arange(K).repeat(samples) if samples else np.r_[np.arange(K), rng.integers(K, size=extra)]
+    y = rng.permutation(y)
     H = rng.standard_normal((*runs, widths[0], len(y)))
     Ws = [rng.standard_normal((*runs, out, width)) for width, out in zip(widths, [*widths[1:], K], strict=True)]
     lam_w, lam_h, lam_b = rng.uniform(0.01, 2, layers).tolist(), *rng.uniform(0.01, 2, 2).tolist()
@@ -128,14 +129,11 @@ def test_a_nan_feature_makes_its_own_run_nan_and_no_other(loss, layers):
 
 @st.composite
 def peeled(draw, runs=()):
-    """Classifier, non-negative features, bias and parameters of any small size, samples in no order."""
-    N, samples, M = draw(st.integers(2, 4)), draw(st.integers(1, 3)), draw(sizes)
-    rng = np.random.default_rng(draw(seeds))
-    W, b = rng.standard_normal((*runs, N, M)), rng.standard_normal((*runs, N))
-    H, y = np.abs(rng.standard_normal((*runs, M, N * samples))), rng.permutation(np.arange(N).repeat(samples))
-    tensors = {name: torch.from_numpy(part) for name, part in (("W", W), ("H", H), ("y", y), ("b", b))}
-    lams = dict(zip(("lam_w", "lam_h", "lam_b"), rng.uniform(0.01, 2, 3).tolist(), strict=True))
-    return tensors | lams | {"alpha": draw(st.sampled_from([0.0, 0.1, 0.9]))}
+    """A model of one layer with as many samples of each class and features that are not negative."""
+    model = draw(models(layers=1, runs=runs, samples=draw(st.integers(1, 3))))
+    (W,), (lam_w,) = model.pop("Ws"), model["lam_w"]
+    alpha = draw(st.sampled_from([0.0, 0.1, 0.9]))
+    return model | {"W": W, "H": model["H"].abs(), "lam_w": lam_w, "alpha": alpha}
 
 
 @quick

@@ -11,7 +11,8 @@ from lib.runs.statistics import bootstrap, fit_line
 
 @pytest.mark.parametrize("points", [2, 3, 9])
 def test_lines_through_scattered_points_are_those_of_scipy_and_leading_dimensions_are_separate_lines(points):
-    x, y = np.random.default_rng(points).normal(size=(2, 3, 4, points))
+    x, noise = np.random.default_rng(points).normal(size=(2, 3, 4, points))
+    y = 2 * x + noise
     lines = fit_line(x, y)
     assert lines.slope.shape == lines.intercept.shape == lines.r2.shape == (3, 4)
     for i, j in np.ndindex(3, 4):
