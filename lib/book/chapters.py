@@ -202,29 +202,36 @@ def code_hash(cells) -> str:
 
 
 def imported_modules(cells, root: Path = ROOT) -> dict[str, str]:
-    """The modules of `lib` that the cells import, directly or through other modules of `lib`, and their sources.
+    """The modules of `lib` that the cells use, directly or through other modules of `lib`, and their sources.
 
     Imports are read from the syntax tree, those inside functions included; modules named only at run time
-    (`importlib.import_module`) are not seen. An imported module brings in its parent packages.
+    (`importlib.import_module`) are not seen. What a package passes on counts as imported from the module that has it:
+    a chapter that uses `metrics.nc1` depends on `lib.metrics.formulas`, and not on the other modules of `lib.metrics`.
     """
     files = {}
     for path in (root / "lib").rglob("*.py"):
         files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
     found: dict[str, str] = {}
-    queue = [name for cell in cells for name in _imports(cell.source)]
+    text = "\n".join(cell.source for cell in cells)  # what one cell imports, another one uses
+    queue = [name for cell in cells for name in _used(cell.source, text)]
     while queue:
         name = queue.pop()
-        if name in files and name not in found and not NOT_INPUTS.match(name):
+        while name and name not in files:
+            name, _, leaf = name.rpartition(".")
+            if name in files and files[name].stem == "__init__":
+                name = dict(_imports(files[name].read_text(encoding="utf8"), name)).get(leaf, name)
+        if name and name not in found and not NOT_INPUTS.match(name):
             found[name] = files[name].read_text(encoding="utf8")
             package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
-            queue += _imports(found[name], package)
+            queue += _used(found[name], found[name], package)
     return dict(sorted(found.items()))
 
 
 def imported_names(page: Page) -> set[str]:
-    """Whatever a chapter imports, of `lib` and of others, itself or through modules of `lib`."""
+    """What a chapter imports, of `lib` and of others, itself or through modules of `lib`, and the packages above."""
     sources = [*(cell.source for cell in page.code), *imported_modules(page.code, page.root).values()]
-    return {name for source in sources for name in _imports(source)}
+    parts = [name.split(".") for source in sources for _, name in _imports(source)]
+    return {".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)}
 
 
 def data_fingerprint(dataset: str = "auto") -> str:
@@ -258,10 +265,9 @@ def differences(old: dict | None, new: dict) -> list[str]:
         before = old["parameters"].get(name)
         if before != value and not (edited and name not in old["parameters"]):
             reasons.append(f"parameter {name}: {before!r} -> {value!r}")
-    for name in sorted(old["lib"].keys() | new["lib"].keys()):
-        if old["lib"].get(name) != new["lib"].get(name):
-            gone, added = name not in new["lib"], name not in old["lib"]
-            reasons.append(f"{name} {'is no longer imported' if gone else 'is imported now' if added else 'changed'}")
+    for name, value in sorted(new["lib"].items()):  # one that is not imported any more is not in what imported it
+        if old["lib"].get(name) != value:
+            reasons.append(f"{name} {'changed' if name in old['lib'] else 'is imported now'}")
     for name, present in new["versions"].items():
         if old["versions"].get(name) != present:
             reasons.append(f"{name} {old['versions'].get(name)} -> {present}")
@@ -281,21 +287,36 @@ def _parse(source: str) -> ast.Module:
 
 
 @functools.cache
-def _imports(source: str, package: str = "") -> list[str]:
-    """What a source imports, in full (`lib.a` and `lib.a.b` for `from lib.a import b`), and the packages above.
+def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
+    """What a source imports: the name that it gets there, and in full (`lib.a.b` for `from lib.a import b`).
 
     `package` is the one in which the source lies: relative imports start there.
     """
-    names: list[str] = []
+    found: list[tuple[str, str]] = []
     for node in _statements(_parse(source).body if "import" in source else []):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            found += [(alias.asname or alias.name, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             where = ".".join([*above, *([node.module] if node.module else [])])
-            names += [f"{where}.{alias.name}" for alias in node.names]
-    parts = [name.split(".") for name in names]
-    return [".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)]
+            found += [(alias.asname or alias.name, f"{where}.{alias.name}") for alias in node.names]
+    return found
+
+
+@functools.cache
+def _used(source: str, text: str, package: str = "") -> list[str]:
+    """What a text uses of what a source imports of `lib`: `lib.metrics.nc1` where it has `metrics.nc1`.
+
+    Where an imported name stands without an attribute, or nowhere, all of what it names is used.
+    """
+    text = re.sub(r"^[ \t]*(from|import) .*|#.*", "", text, flags=re.MULTILINE)
+    found = []
+    for name, full in _imports(source, package):
+        if re.match(r"lib\b", full):
+            alone = rf"(?<![\w.]){re.escape(name)}\b"
+            uses = set(re.findall(rf"{alone}\.?(\w*)", text))
+            found += [f"{full}.{each}" for each in uses] if uses and "" not in uses else [full]
+    return found
 
 
 def _statements(body: list) -> Iterator[ast.AST]:

@@ -142,6 +142,23 @@ def test_a_module_that_is_imported_indirectly_makes_its_chapter_stale_and_its_co
     assert current.stale() == {"one": f"lib.deeper changed; lib.helper changed; {now}"}
 
 
+def test_of_a_package_only_the_module_counts_that_has_what_is_used(book):
+    book.write("lib/shop/__init__.py", "from .one import a\nfrom .two import b\n")
+    book.write("lib/shop/one.py", "from lib.deeper import value as a\n")
+    book.write("lib/shop/two.py", "b = 1\n")
+
+    def counted(*code):
+        book.chapter("two", *code)
+        return {name.partition(".")[2] for name in chapters.imported_modules(book.page("two").code, book.root)}
+
+    assert counted("from lib.shop import a", "a()") == {"shop.one", "deeper"}
+    assert counted("from lib import shop as s", "s.b  # and no s") == {"shop.two"}
+    assert counted("import lib.shop.two", "lib.shop.two.b") == {"shop.two"}
+    everything = {"shop", "shop.one", "shop.two", "deeper"}
+    assert counted("from lib import shop", "shop.b", "dir(shop)") == everything
+    assert counted("import lib.shop") == counted("from lib.shop import *") == everything
+
+
 def test_what_a_chapter_does_not_import_and_what_builds_and_judges_it_is_no_input(current):
     for name in ("lib/unused.py", "lib/ledger/claims.py", "lib/book/site.py"):
         current.write(name, "import lib.book.run\n")
