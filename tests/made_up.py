@@ -150,9 +150,9 @@ class Book:
         return nbformat.read(self.build / "executed" / "chapters" / "part" / f"{name}.ipynb", as_version=4)
 
     def published(self):
-        """The files of the published site, by their hashes; its seal is the pipeline's own affair."""
+        """The files of the published site, by their hashes."""
         site = self.build / "html"
-        found = (path for path in site.rglob("*") if path.is_file() and path.name != ".seal")
+        found = (path for path in site.rglob("*") if path.is_file())
         return {str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
     def printed(self, name):

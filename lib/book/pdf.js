@@ -16,7 +16,7 @@ const compose = async listed => {
         const home = new URL(`/${name}.html`, location);
         const page = new DOMParser().parseFromString(await (await fetch(home)).text(), "text/html");
         const article = page.querySelector("article.bd-article");
-        for (const one of article.querySelectorAll("script, .headerlink, .moved")) one.remove();
+        for (const one of article.querySelectorAll("script, .headerlink")) one.remove();
         for (const one of article.querySelectorAll("[id]:not(#ledger, svg *)")) one.id = `${name}/${one.id}`;
         for (const image of article.querySelectorAll("img")) image.src = new URL(image.getAttribute("src"), home);
         for (const link of article.querySelectorAll("a[href]")) {

@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from lib.book.chapters import ROOT, BadInput, SiteError, contents
-from lib.book.site import seal
 from lib.data.files import atomically
 
 NAME, POSTER_NAME = "how-representations-collapse.pdf", "poster.pdf"
@@ -94,7 +93,6 @@ def publish(html: Path, root: Path = ROOT) -> int:
 <a href="../{POSTER_NAME}">ten minutes as a poster</a> (A2).</p>"""
     with atomically(first) as partial:
         partial.write_text(text.replace("<!-- pdf -->", offer), encoding="utf8")
-    seal(folder)
     return sheets
 
 

@@ -10,14 +10,13 @@ import os
 import re
 import shutil
 import sysconfig
-import time
 from pathlib import Path
 
 import yaml
 
 from lib.book import assets, compose, symbols
 from lib.book import records as recorded
-from lib.book.chapters import BUILD, ROOT, Page, SiteError, pages, sha
+from lib.book.chapters import BUILD, ROOT, Page, SiteError, pages
 from lib.data.files import atomically
 from lib.ledger import declarations
 
@@ -52,7 +51,7 @@ def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
 def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page]]:
     """Compose all pages, build them into a new folder and make that the site; the old site stays until then.
 
-    A site that is not as its seal says is built anew. `claims.json` is a link to the site's, so they change together.
+    `claims.json` is a link to the site's, so they change together.
     With `partial`, chapters without results are shown without them (and Sphinx's warnings are not errors, since
     references into those results lead nowhere). Returns the path of the site, whether it was built anew, and the
     chapters without results. Raises SiteError.
@@ -70,10 +69,9 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     sites, html = BUILD / "sites", BUILD / "html"
     try:
         digest = _sync(files)
-        site = next(filter(_whole, sites.glob(f"{digest}*")), None)
-        current = site is not None and html.resolve() == site.resolve()
-        if site is None:
-            site = sites / f"{digest}-{time.time_ns():x}"  # a damaged one of this digest may be the published one
+        site = sites / digest
+        current = html.resolve() == site.resolve()
+        if not site.is_dir():
             _build(root, files, site, strict=not missing)
         _link(BUILD / "claims.json", Path("html", "claims.json"))
         if not current:
@@ -110,8 +108,8 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
     """Run Sphinx into a temporary folder beside `site` and rename it.
 
     Parsed pages are kept in `doctrees`, their pictures in `jupyter_execute`, every page is written anew. What is kept
-    is only trusted when it is whole and the last run ended well under the same configuration: a page with a warning
-    must be read, and warn, again.
+    is only trusted when the last run ended well under the same configuration: a page with a warning must be read, and
+    warn, again.
     """
     from jupyter_book.sphinx import build_sphinx
 
@@ -120,7 +118,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
     common = {name: content for name, content in files.items() if not name.startswith(("chapters/", "downloads/"))}
     trusted = hashlib.sha256(repr(sorted(common.items())).encode() + str(strict).encode()).hexdigest()
     known = doctrees / "trusted"
-    if not (_whole(doctrees) and _whole(pictures) and known.read_text() == trusted):
+    if not (known.is_file() and known.read_text() == trusted):
         shutil.rmtree(doctrees, ignore_errors=True)
         shutil.rmtree(pictures, ignore_errors=True)
     known.unlink(missing_ok=True)
@@ -151,27 +149,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
         symbols.mark(temporary, symbols.read(root))
     pictures.mkdir(exist_ok=True)  # there are none where no chapter has results
     known.write_text(trusted)
-    for folder in (doctrees, pictures, temporary):
-        seal(folder)
     os.replace(temporary, site)
-
-
-def seal(folder: Path) -> None:
-    """List the files of a finished folder and their hashes in its `.seal`."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / ".seal")
-    with open(folder / ".seal", "w") as file:
-        json.dump({path.relative_to(folder).as_posix(): sha(path.read_bytes()) for path in files}, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _whole(folder: Path) -> bool:
-    """Does a folder have all files that its seal lists, as they were?"""
-    try:
-        sealed = json.loads((folder / ".seal").read_text())
-        return all(sha((folder / name).read_bytes()) == digest for name, digest in sealed.items())
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def _finish(files: dict[str, bytes], out: Path) -> None:
@@ -184,35 +162,10 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
         f'<body><a href="{first}.html">The book</a></body></html>\n'
     )
     (out / "claims.json").write_bytes(files["downloads/claims.json"])
-    _lead_on(files, out)
     for name, content in files.items():
         target = out / "_sources" / name.removeprefix("downloads/")
         if name.startswith("downloads/") and name.endswith(".ipynb") and target.is_file():
             target.write_bytes(content)
-
-
-def _lead_on(files: dict[str, bytes], out: Path) -> None:
-    """Links to what a chapter had go on working: `<!-- moved to one two -->` names the ones beside it that have it.
-
-    The old page gets each name of theirs that it does not have itself, with a link that a script follows at once.
-    """
-    for name in (name for name in files if re.fullmatch(r"chapters/.*\.(ipynb|md)", name)):
-        if found := re.search(r"(?<!`)<!-- moved to ([^>]*) -->", files[name].decode()):
-            page = (out / name).with_suffix(".html")
-            before, end, after = page.read_text(encoding="utf8").rpartition("</article>")
-            items = dict.fromkeys(_names(before), "")
-            for other in found[1].split():
-                for one in _names(page.with_name(f"{other}.html").read_text(encoding="utf8")):
-                    link = f'<a href="{other}.html#{one}">It is on another page now.</a>'
-                    items.setdefault(one, f'<li id="{one}">{link}</li>')
-            moved = f'<ul class="moved">{"".join(items.values())}</ul>'
-            page.write_text(f"{before}{moved}{end}{after}", encoding="utf8")
-
-
-def _names(html: str) -> list[str]:
-    """The names in the article of a page, without those that Sphinx numbers."""
-    article = html[html.find("<article") :].partition("</article>")[0]
-    return re.findall(r' id="(?!id\d+"|proof-content"|proof")([^"]+)"', article)
 
 
 def _link(path: Path, target: Path) -> None:

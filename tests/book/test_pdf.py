@@ -3,7 +3,7 @@
 import pytest
 from browser import PAGES, ROOT
 
-from lib.book import chapters, pdf, site
+from lib.book import chapters, pdf
 
 pypdf = pytest.importorskip("pypdf")
 
@@ -92,6 +92,3 @@ def test_the_site_offers_the_file_once_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(pdf, "write_poster", lambda html, target: target.write_bytes(b"%PDF"))
     pdf.publish(tmp_path)
     assert f'href="../{pdf.NAME}"' in first.read_text()
-    assert site._whole(tmp_path)
-    (tmp_path / pdf.NAME).write_bytes(b"")
-    assert not site._whole(tmp_path)

@@ -382,15 +382,6 @@ def test_a_second_build_executes_nothing_and_leaves_the_site_alone(built_once):
     assert "unchanged" in output and "device auto" not in output
 
 
-def test_files_of_the_site_that_are_lost_or_cut_off_are_made_anew(built):
-    before = built.published()
-    (built.build / "html" / "chapters" / "part" / "one.html").unlink()
-    (picture,) = (built.build / "sites" / "jupyter_execute").rglob("*.svg")
-    picture.write_bytes(picture.read_bytes()[:9])
-    assert "site built" in built.run("publish")
-    assert built.published() == before
-
-
 def test_prose_docstrings_errata_and_declarations_are_rendered_anew_without_executing(built):
     before = built.executed()
     built.edit("chapters/part/one.md", "Prose.", "Other words.")

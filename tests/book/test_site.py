@@ -123,16 +123,6 @@ def test_a_page_is_printed_in_the_light_theme_without_what_only_a_screen_has_use
     assert tab.evaluate("() => document.documentElement.dataset.theme") == "dark"
 
 
-def test_links_to_what_moved_to_another_page_lead_there(tab, still, address):
-    old, new = (f"{address}/chapters/extended-ufm/{name}.html#ufm-two-relu" for name in ("theorems", "relu"))
-    tab.goto(old, wait_until="load")
-    tab.wait_for_url(new)
-    still.goto(old, wait_until="load")
-    assert still.locator(".moved a:visible").count() == 1
-    still.locator(".moved a:visible").click()
-    still.wait_for_url(new)
-
-
 @pytest.mark.parametrize(
     "typed, found", [("Theorem 5", "low-rank-bias/[^#]*#lr-theorem-5"), ("type-III", "feature-collapse/[^#]*#")]
 )
