@@ -93,12 +93,14 @@ def data_folder() -> Path:
 
 
 def plain(name: str) -> str:
-    r"""The name of a set or a class for a figure, where dollar signs would otherwise make a formula of it.
+    r"""A set or a class as a figure calls it; dollar signs would otherwise make a formula of its name.
 
+    >>> plain("fashion_mnist")
+    'Fashion-MNIST'
     >>> plain("$x$") == r"\$x\$"
     True
     """
-    return name.replace("$", r"\$")
+    return (TITLES[name] if name in DOWNLOADABLE else name).replace("$", r"\$")
 
 
 # Presence and checksums -------------------------------------------------------------------------------------------
