@@ -93,14 +93,12 @@ def data_folder() -> Path:
 
 
 def plain(name: str) -> str:
-    r"""A set or a class as a figure calls it; dollar signs would otherwise make a formula of its name.
+    r"""The name of a set or a class for a figure, where dollar signs would otherwise make a formula of it.
 
-    >>> plain("fashion_mnist")
-    'Fashion-MNIST'
     >>> plain("$x$") == r"\$x\$"
     True
     """
-    return (TITLES[name] if name in DOWNLOADABLE else name).replace("$", r"\$")
+    return name.replace("$", r"\$")
 
 
 # Presence and checksums -------------------------------------------------------------------------------------------
