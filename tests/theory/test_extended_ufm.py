@@ -93,7 +93,7 @@ def test_the_described_weights_attain_the_minimum_and_are_stationary(size, c, sh
     W, H, b = one_layer_weights(minimum, K, n, K + extra)
     risk, parameters = one_layer_risk(K, n, lam_w, lam_h, lam_b), (W, H) if lam_b is None else (W, H, b)
     assert minimum.c == pytest.approx(c, rel=1e-12)
-    assert lam_b is not None or (minimum.bias == 0 and (minimum.rho == 0) == (c >= 1))
+    assert lam_b is not None or (minimum.bias == 0 and (minimum.rho == 0) == (minimum.c >= 1))
     assert abs(risk(*parameters).item() - minimum.objective) < 1e-12
     assert gradient(risk, *parameters) < 1e-12
     assert H[:, 0].square().sum().item() == pytest.approx(minimum.rho, rel=1e-10, abs=1e-12)
