@@ -303,19 +303,25 @@ def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
     return found
 
 
-@functools.cache
 def _used(source: str, text: str, package: str = "") -> list[str]:
     """What a text uses of what a source imports of `lib`: `lib.metrics.nc1` where it has `metrics.nc1`.
 
     Where an imported name stands without an attribute, or nowhere, all of what it names is used.
     """
-    text = re.sub(r"^[ \t]*(from|import) .*|#.*", "", text, flags=re.MULTILINE)
-    found = []
-    for name, full in _imports(source, package):
-        if re.match(r"lib\b", full):
-            alone = rf"(?<![\w.]){re.escape(name)}\b"
-            uses = set(re.findall(rf"{alone}\.?(\w*)", text))
-            found += [f"{full}.{each}" for each in uses] if uses and "" not in uses else [full]
+    imported = [(name, full) for name, full in _imports(source, package) if re.match(r"lib\b", full)]
+    return [f"{full}.{each}".removesuffix(".") for name, full in imported for each in _names(text).get(name, [""])]
+
+
+@functools.cache
+def _names(text: str) -> dict[str, set[str]]:
+    """The names in a text, each with the attributes that it has there; "" is for the name alone."""
+    found, owners = {}, set()
+    for node in ast.walk(_parse(text)):  # which comes to an attribute before what has it
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owners.add(node.value)
+            found.setdefault(node.value.id, set()).add(node.attr)
+        elif isinstance(node, ast.Name) and node not in owners:
+            found.setdefault(node.id, set()).add("")
     return found
 
 
