@@ -137,7 +137,8 @@ class TwoLayer(NamedTuple):
 
 
 def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> TwoLayer:
-    r"""Theorems 4.1 and 4.2 with their constants: the minimum of (23), which is that of (24).
+    r"""Theorems 4.1 and 4.2 with their constants: the minimum of (23), and for K = 2 that of (24); with more
+    classes (24) can be lower, see :mod:`lib.theory.halves`.
 
     With :math:`c = K(n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1})^{1/3}` a singular value :math:`x^3` of the scores costs
     :math:`\frac1K\big(\frac12(1 - x^3)^2 + \frac32 c\,x^2\big)` once weight decay is spread evenly over the factors.

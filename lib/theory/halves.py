@@ -1,4 +1,5 @@
-r"""Solutions of low rank that beat collapse wherever that beats zero, and how much anything can (derived in this book).
+r"""Solutions of low rank, of which the halves beat collapse from 15 classes on wherever that beats zero, and how much
+anything can (derived in this book).
 
 Classes are sets A of k among r points. The hidden levels before the last hold the incidence matrix T of points and
 sets, `(r, K)`. A unit of the last one has a sign for every point, :math:`\epsilon_i = \pm1`, and before its ReLU stands
