@@ -47,7 +47,8 @@ def relative_spread(H: Tensor, y: Tensor) -> float | Tensor:
 
     .. math:: \Big( \sum_i \|h_i - \mu_{y_i}\|^2 \Big/ \sum_i \|\mu_{y_i}\|^2 \Big)^{1/2}
 
-    Zero exactly when each class sits in one point: collapse in direction and in norm. A number for one run, a tensor
+    Zero exactly when each class sits in one point and not all of them at the origin (then nan; infinite if only the
+    means are zero): collapse in direction and in norm. A number for one run, a tensor
     `...` for several. Arguments and errors as :func:`class_means`. Source: this book.
 
     >>> H, y = torch.tensor([[3.0, 1.0], [3.0, -1.0], [0.0, 3.0]]), torch.tensor([0, 0, 1])
@@ -65,7 +66,8 @@ def directional_spread(H: Tensor, y: Tensor) -> float | Tensor:
     r"""Root-mean-square angle, in radians, between a feature and the mean direction of its class.
 
     The mean direction of a class is that of :math:`\sum_{y_i=k} h_i/\|h_i\|`. Zero exactly when the features of a
-    class are positive multiples of one vector: directional collapse. A number for one run, a tensor `...` for several.
+    class are positive multiples of one vector: directional collapse. Where the directions of a class cancel, it has no
+    mean direction, and each of its features counts with 60 degrees. A number for one run, a tensor `...` for several.
     Arguments and errors as :func:`class_means`, and ValueError if a feature is zero. Source: this book.
 
     >>> H, y = torch.tensor([[1.0, 0.0], [5.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])
@@ -139,7 +141,7 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
 
     :math:`\Sigma_B` is not formed: its pseudo-inverse comes from the singular values :math:`s` of the centred means.
     Counted as zero are those below :math:`s_{\max} \sqrt{m \epsilon}`, `m = max(K, d)`, which is the convention of
-    NumPy and PyTorch, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in float64
+    PyTorch's `pinv` and of NumPy's `matrix_rank`, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in float64
     (for float32 features: :math:`s_{\max} m \epsilon_{32}`), and those below the rounding of the means,
     :math:`4\epsilon\|\mu\|_F`.
 
@@ -184,15 +186,18 @@ def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     \operatorname{Tr}\Sigma_B`, with the matrices of :func:`nc1`.
 
     It needs no pseudo-inverse, and so falls smoothly where class means have low rank. Of few samples it is too small,
-    because their scatter moves the means apart. With `debiased` both traces are replaced by their unbiased estimates:
-    with :math:`v_k` the unbiased variance of class `k` (its trace) and shares :math:`p_k = n_k/N`
+    because their scatter moves the means apart. With `debiased` both traces are replaced by estimates, that of
+    :math:`\operatorname{Tr}\Sigma_B` unbiased, that of :math:`\operatorname{Tr}\Sigma_W` (the pooled variance) where
+    classes have equal sizes or equal variances: with :math:`v_k` the unbiased variance of class `k` (its trace) and
+    shares :math:`p_k = n_k/N`
 
     .. math::
         \operatorname{Tr}\Sigma_W \to \frac1{N-K}\sum_i \|h_i - \mu_{y_i}\|^2, \qquad
         \operatorname{Tr}\Sigma_B \to \operatorname{Tr}\Sigma_B
         - \frac1K\sum_k \big(1 - 2p_k + K p_k^2\big)\frac{v_k}{n_k} ,
 
-    whose ratio is nan or negative where nothing but the scatter moves the means apart.
+    It is infinite where all means coincide, nan if nothing scatters either. The debiased ratio is nan if a class has
+    one sample, and negative or arbitrarily large where nothing but the scatter moves the means apart.
 
     Arguments and errors as :func:`nc1`. Source: Tirer, Huang & Niles-Weed (2023), where it is another NC1; the debiased
     one this book.
@@ -214,7 +219,8 @@ def cdnv(H: Tensor, y: Tensor) -> Tensor:
         \frac2{K(K-1)} \sum_{k<l} \frac{v_k + v_l}{2\,\|\mu_k - \mu_l\|^2}, \qquad
         v_k = \frac1{n_k}\sum_{y_i=k} \|h_i - \mu_k\|^2
 
-    Infinite where two means coincide. Arguments and errors as :func:`nc1`. Source: Galanti, Gyorgy & Hutter (2022).
+    Infinite where two means coincide, nan if those two classes have no variance either. Arguments and errors as
+    :func:`nc1`. Source: Galanti, Gyorgy & Hutter (2022).
 
     >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
     >>> cdnv(H, y).item()  # variances of 1, a distance of 4
@@ -372,6 +378,9 @@ def nc5(means: Tensor, outside_mean: Tensor) -> Tensor:
 
 def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
     """NC1 of the test features: how much classes that training collapses are spread where it has not looked.
+
+    With classes of unequal size the paper's global mean is that of the class means, and here that of all samples is
+    taken, as in :func:`nc1`; `ClassStatistics.nc1("classes")` is the paper's.
 
     Arguments, result and errors as :func:`nc1`. Source: Nguyen et al., section 4.1, equation (2).
 

@@ -79,7 +79,8 @@ def measure(
         What becomes of positions: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
         dimensions but one) and tokens `(N, T, d)` over `T`, where the batch has an `attention_mask` over the tokens
         that it shows; `"flatten"` makes one long vector of each sample. Or a function of what the layer gives, and
-        perhaps of the inputs x, that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token.
+        perhaps of the inputs x, that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token. Other
+        orders, `(N, H, W, C)` or `(T, N, d)`, are not recognised: `d` in the table tells, and a function takes them.
     test_loader
         Samples that the model was not trained on, in batches like those of `loader`. With them each row has
         `dilation`: :func:`dilation`, NC1 of these, from another pass.

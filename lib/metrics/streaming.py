@@ -40,7 +40,8 @@ class ClassStatistics:
     lose: variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until there are 512 of
     them, or 128 for many classes: a matrix product takes many as fast as few.
 
-    Memory: half of `d*d` and 1.5 `K*d` numbers of float64, and the buffer.
+    Memory: little more than half of `d*d` (all of it up to d = 128) and 1.5 `K*d` numbers of float64, 2.5 with
+    `chance`, and the buffer.
 
     Parameters
     ----------
