@@ -111,9 +111,9 @@ def judge(record: dict) -> dict:
 
 
 def collect(notebook: dict) -> list[dict]:
-    """The records in the outputs of an executed notebook, in their order."""
+    """What an executed notebook shows of claims, in its order: mappings with the record under `MIME`, and its table."""
     outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", ()))
-    return [output["data"][MIME] for output in outputs if MIME in output.get("data", {})]
+    return [output["data"] for output in outputs if MIME in output.get("data", {})]
 
 
 def check_sources(chapter_files: Iterable[str | os.PathLike]) -> dict[str, Path]:
