@@ -199,10 +199,9 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     record anew does not ask for the records that are there."""
     from lib.book import records
     from lib.ledger import claims as ledger
-    from lib.ledger import declarations, errata
+    from lib.ledger import errata
 
     try:
-        declarations.read()
         if recorded:
             records.check()
         files = [page.path for page in chapters.chapters()]

@@ -98,7 +98,7 @@ def test_the_site_offers_the_file_once_it_is_there(tmp_path, monkeypatch):
     first = tmp_path / f"{PAGES[0]}.html"
     first.parent.mkdir(parents=True)
     first.write_text("<p>text</p><!-- pdf -->")
-    monkeypatch.setattr(pdf, "write", lambda html, target, root: target.write_bytes(b"%PDF"))
+    monkeypatch.setattr(pdf, "write", lambda html, target: target.write_bytes(b"%PDF"))
     monkeypatch.setattr(pdf, "write_poster", lambda html, target: target.write_bytes(b"%PDF"))
     pdf.publish(tmp_path)
     assert f'href="../{pdf.NAME}"' in first.read_text()
