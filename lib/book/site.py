@@ -67,8 +67,7 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     _, files["downloads/claims.json"] = claim_rows(measured, kept)
     sites, html = BUILD / "sites", BUILD / "html"
     try:
-        digest = _sync(files)
-        site = sites / digest
+        site = sites / _sync(files)
         current = html.resolve() == site.resolve()
         if not site.is_dir():
             _build(root, files, site, strict=not missing)

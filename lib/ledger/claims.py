@@ -32,7 +32,7 @@ class Ledger:
         self.about = {"profile": profile, "device": str(device), "dataset": dataset}
         self.declared = declarations.read().claims
         self.checked = set()
-        self._last, self._taken_up = time.perf_counter(), _taken_up()
+        self._last = _clock()
 
     def check(self, name: str, measured: dict[str, object]) -> None:
         """Judge the claim `name` by measured = {quantity: value}, show the table, and leave the record.
@@ -54,22 +54,22 @@ class Ledger:
 
         if name in self.checked:
             raise ValueError(f"claim {name!r} is checked twice in one ledger (open it anew to measure anew)")
-        now, taken_up = time.perf_counter(), _taken_up()
-        seconds = round(now - self._last + taken_up - self._taken_up, 1)
+        now = _clock()
+        seconds = round(now - self._last, 1)
         chapter = os.environ.get("COLLAPSE_CHAPTER") or self.paper
         record = judge({"id": name, **found, "chapter": chapter, **self.about, "seconds": seconds})
         if (paper := self.declared[name]["paper"]) != self.paper:
             raise ValueError(f"claim {name!r} is one of {paper}, this ledger is that of {self.paper}")
         self.checked.add(name)
-        self._last, self._taken_up = now, taken_up
+        self._last = now
         table = pages.claim(record, links=False)
         display({MIME: record, "text/html": table, "text/plain": f"{name}: {record['verdict']}"}, raw=True)
 
 
-def _taken_up():
-    """How many seconds the runs took that this chapter has taken up from a build before (`lib.runs.kept`)."""
+def _clock():
+    """Seconds, with those of the runs that this chapter has taken up from a build before (`lib.runs.kept`)."""
     noted = notes.read(os.environ.get("COLLAPSE_NOTES") or os.devnull)
-    return sum(fact["seconds"] for fact in noted.get("resumed", ()))
+    return time.perf_counter() + sum(fact["seconds"] for fact in noted.get("resumed", ()))
 
 
 def _plain(measured):

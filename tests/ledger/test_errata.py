@@ -87,7 +87,6 @@ def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(page):
 
 
 def test_the_overview_of_the_errata_has_a_row_for_each_the_slips_apart(files):
-    assert "No erratum" in errata.page({}, {})
     files(errata=[{**ERRATUM, "place": "|x|"}, {**ERRATUM, "id": "other", "kind": "slip"}])
     page = errata.page({"fc-one": claims.judge(record(BAD))}, {"sign": "The sign of $r$"})
     page, _, slips = page.partition("## Slips and remarks")
