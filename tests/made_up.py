@@ -7,17 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import yaml
 from one_claim import claim
 
 from lib.book import run
-from lib.book.chapters import Page, chapters
+from lib.book.chapters import ROOT, Page, chapters
 from lib.ledger import claims
 
-ROOT = Path(__file__).resolve().parents[1]
 HEADER = """---
 jupytext:
   formats: ipynb,md:myst

@@ -5,11 +5,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from lib.book.chapters import ROOT
+
 SAMPLES = """
 import sys, torch
 from torch import nn

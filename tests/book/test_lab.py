@@ -12,8 +12,9 @@ import time
 import jupytext
 import nbformat
 import pytest
-from browser import PAGES, ROOT
+from browser import PAGES
 
+from lib.book.chapters import ROOT
 from lib.book.lab import merged
 
 CHAPTER = "low-rank-bias/dufm.md"

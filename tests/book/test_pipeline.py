@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, date, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 from made_up import MEASURE, ROOT, Book
 from rich.console import Console
 from typer.testing import CliRunner
+from waiting import wait_for
 
 from lib.book import __main__ as command_line
 from lib.book import chapters, compose, kernels, run, site
@@ -88,13 +88,6 @@ def built(built_once, tmp_path):
 def real(tmp_path):
     """A book that commands can execute, and that has not been."""
     return Book(tmp_path).with_library()
-
-
-def wait_for(condition, what, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.02)
 
 
 def gone(pid):

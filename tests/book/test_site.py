@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlparse
 
 import pytest
-from browser import CHAPTERS, PAGES, ROOT, axe, hosts, typeset
+from browser import CHAPTERS, PAGES, axe, hosts, typeset
 from markdown_it import MarkdownIt
 
 from lib.book import chapters, compose
@@ -46,7 +46,7 @@ def test_icons_are_there(tab, address):
     assert tab.evaluate("() => document.fonts.check('900 16px \"Font Awesome 6 Free\"', '\uf0c9')")
 
 
-ANIMATED = [page.name for page in chapters.chapters(ROOT) if "figures.animation(" in page.text]
+ANIMATED = [page.name for page in chapters.chapters() if "figures.animation(" in page.text]
 
 
 @pytest.mark.parametrize("name", ANIMATED)

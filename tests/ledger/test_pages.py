@@ -1,15 +1,12 @@
 """The tables show what was claimed and measured, lead where they should, and cannot be broken by what they show."""
 
 import re
-from pathlib import Path
 
 import pytest
 from one_claim import BAD, CLAIM, ERRATUM, GOOD, claim, record
 
 from lib.book import chapters
 from lib.ledger import claims, declarations, pages
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def table(*arguments, links=True, **changes):
@@ -159,7 +156,7 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
 
 
 def test_every_claim_names_a_statement_that_a_chapter_tells():
-    texts = {page.short: page.text for page in chapters.chapters(ROOT)}
+    texts = {page.short: page.text for page in chapters.chapters()}
     assert set(pages.places(texts)) == {
         label for entry in declarations.read().claims.values() for label in declarations.stated(entry)
     }
