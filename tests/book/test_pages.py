@@ -23,9 +23,7 @@ INLINE = {"a", "b", "em", "i", "span", "strong", "sub", "sup"}
 def text(element, leave_out=lambda element: False):
     """The text of an element, that of its blocks apart, without comments and what is left out."""
     strings = ("" if isinstance(child, PreformattedString) else child for child in element.children)
-    parts = [
-        child if isinstance(child, str) else "" if leave_out(child) else text(child, leave_out) for child in strings
-    ]
+    parts = [one if isinstance(one, str) else "" if leave_out(one) else text(one, leave_out) for one in strings]
     return "".join(parts) if element.name in INLINE else f" {' '.join(parts)} "
 
 

@@ -351,9 +351,8 @@ def test_every_page_says_its_version_and_one_how_the_book_is_cited(built_once, m
     for name in ("intro", "part/one", "back/ledger"):
         assert f"<p>Version {VERSION}</p>" in built_once.html(name)
     page = re.sub("<[^>]*>", "", built_once.html("back/ledger"))
-    assert (
-        "author = {{The authors of How Representations Collapse}}" in page and f"note   = {{Version {VERSION}}}" in page
-    )
+    assert "author = {{The authors of How Representations Collapse}}" in page
+    assert f"note   = {{Version {VERSION}}}" in page
     person = {"given-names": "Ada", "family-names": "Bee"}
     about = {"title": "T", "authors": [person, {"name": "Group"}], "date-released": date(2027, 1, 2), "version": 3}
     monkeypatch.setattr(compose.yaml, "safe_load", lambda _: about)

@@ -157,6 +157,5 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
 
 def test_every_claim_names_a_statement_that_a_chapter_tells():
     texts = {page.short: page.text for page in chapters.chapters()}
-    assert set(pages.places(texts)) == {
-        label for entry in declarations.read().claims.values() for label in declarations.stated(entry)
-    }
+    stated = {label for entry in declarations.read().claims.values() for label in declarations.stated(entry)}
+    assert set(pages.places(texts)) == stated
