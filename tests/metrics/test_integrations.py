@@ -19,7 +19,6 @@ from lib.metrics import measure
 L = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
 
 from lib.metrics.lightning import CollapseCallback  # noqa: E402
 from lib.metrics.torchmetrics import ClassCollapse  # noqa: E402
