@@ -52,7 +52,6 @@ SETTINGS = ("--profile", "paper", "--seed", "7")
 VERSION = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
 NOTES = """import os
 from lib.ledger import notes
-from lib.ledger import declarations
 from lib.runs import devices
 devices.choose("cpu")
 notes.note("data", name="some", files=2, sha256="ab")
