@@ -292,7 +292,7 @@ def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
     `package` is the one in which the source lies: relative imports start there.
     """
     found: list[tuple[str, str]] = []
-    for node in _statements(_parse(source).body if "import" in source else []):
+    for node in ast.walk(_parse(source)) if "import" in source else []:
         if isinstance(node, ast.Import):
             found += [(alias.asname or alias.name, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -322,14 +322,6 @@ def _names(text: str) -> dict[str, set[str]]:
         elif isinstance(node, ast.Name) and node not in owners:
             found.setdefault(node.id, set()).add("")
     return found
-
-
-def _statements(body: list) -> Iterator[ast.AST]:
-    """The statements of a block and of all blocks within it, without the expressions, which are most of a tree."""
-    for node in body:
-        yield node
-        for blocks in ("body", "handlers", "cases", "orelse", "finalbody"):
-            yield from _statements(getattr(node, blocks, []))
 
 
 @functools.cache
