@@ -81,8 +81,8 @@ def _plain(measured):
 def open(paper: str, profile: str = "laptop", device: object = "cpu", dataset: str | None = None) -> Ledger:
     """The ledger of one chapter.
 
-    paper: a key of `declarations.PAPERS`. profile: smoke, laptop or paper. device: recorded as it is. dataset: the name
-    of the data set, None where the claims need none. Both declaration files are checked as a whole first; ValueError
+    paper: a key of `declarations.PAPERS`. profile: one of `PROFILES`. device: recorded as it is. dataset: the name of
+    the data set, None where the claims need none. Both declaration files are checked as a whole first; ValueError
     for an unknown paper or profile, and for a damaged file.
     """
     one_of(declarations.PAPERS, paper=paper)
