@@ -25,7 +25,6 @@ python := "$$VENV"/bin/python
 pip    := -m pip install -qq --disable-pip-version-check
 
 .PHONY: book execute publish pdf status claims diff data record test lab bench lint constraints clean
-.DEFAULT_GOAL := book
 
 book execute: $(VENV)/.ready
 	@$(python) -m lib.book $(if $(filter execute,$@),execute,build)

@@ -73,9 +73,8 @@ def run(console: Console) -> None:
     table = Table(title=f"Seconds for a step, {name_of(device)}")
     for column in ("", "operations", "floor", "the book", "of the floor", "plain loop", "of the book", "between"):
         table.add_column(column, justify="right")
-    for kernel in (
-        kernel for make in (_sentences, _gradient_descent, _perceptrons, _resnets, _resnet) for kernel in make(device)
-    ):
+    makers = _sentences, _gradient_descent, _perceptrons, _resnets, _resnet
+    for kernel in (kernel for make in makers for kernel in make(device)):
         console.print(f"{kernel.name} ...")
         work = operations(kernel.least) if kernel.least else operations(kernel.plain) / kernel.plain_steps
         ours, plain = _times(kernel, device)

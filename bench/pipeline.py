@@ -51,9 +51,8 @@ def run(console: Console) -> None:
 def _book(folder: Path, *arguments: str) -> float:
     environment = {**os.environ, "PYTHONPATH": str(folder), "BOOK_BUILD": str(folder / "_build")}
     began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "lib.book", *arguments], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "lib.book", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"lib.book {' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}")
     return time.perf_counter() - began

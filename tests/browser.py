@@ -1,13 +1,11 @@
 """Pages of the site in a browser, for the tests that open them."""
 
-from pathlib import Path
 from urllib.parse import urlparse
 
 from lib.book import chapters
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = [page.name for page in chapters.pages(ROOT)]
-CHAPTERS = [page.name for page in chapters.chapters(ROOT)]
+PAGES = [page.name for page in chapters.pages()]
+CHAPTERS = [page.name for page in chapters.chapters()]
 AXE = """([within, options]) => axe.run(document.querySelector(within), {preload: false, ...options})
     .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
         .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""

@@ -7,17 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import yaml
 from one_claim import claim
 
 from lib.book import run
-from lib.book.chapters import Page, chapters
+from lib.book.chapters import ROOT, Page, chapters
 from lib.ledger import claims
 
-ROOT = Path(__file__).resolve().parents[1]
 HEADER = """---
 jupytext:
   formats: ipynb,md:myst
@@ -52,9 +50,8 @@ class Book:
         if exists:
             return
         self.write("lib/__init__.py", "")
-        self.write(
-            "lib/helper.py", '"""Helps."""\n\nfrom lib.deeper import value\n\ndef answer():\n    return value()\n'
-        )
+        helper = '"""Helps."""\n\nfrom lib.deeper import value\n\ndef answer():\n    return value()\n'
+        self.write("lib/helper.py", helper)
         self.write("lib/deeper.py", "def value():\n    return 42\n")
         self.write("lib/unused.py", "nothing = None\n")
         self.write("references.bib", "@book{b2000, author={A. Bee}, title={Bees}, publisher={P}, year={2000}}\n")
@@ -102,9 +99,8 @@ class Book:
         ]
         notebook = nbformat.from_dict(json.loads(nbformat.writes(page.notebook)))
         if name == "one":
-            notebook.cells[-1].outputs = [
-                nbformat.v4.new_output("display_data", data={claims.MIME: one}) for one in measured
-            ]
+            shown = ({claims.MIME: one} for one in measured)
+            notebook.cells[-1].outputs = [nbformat.v4.new_output("display_data", data=data) for data in shown]
         key = json.loads(json.dumps(page.key({"profile": profile, "device": "cuda"})))
         noted = {"chapter": page.name, "key": key, "seconds": 9.5, "finished": "2026-11-22T10:00:00+00:00"}
         noted |= {"machine": MACHINE, "data": DATA, "resumed": 0, **facts}

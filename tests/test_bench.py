@@ -1,14 +1,12 @@
 """What `make bench` counts and keeps."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from bench import cost
-
-ROOT = Path(__file__).resolve().parents[1]
+from lib.book.chapters import ROOT
 
 
 @pytest.mark.parametrize(

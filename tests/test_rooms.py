@@ -2,11 +2,12 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-LIB = Path(__file__).resolve().parents[1] / "lib"
+from lib.book.chapters import ROOT
+
+LIB = ROOT / "lib"
 ROOMS = ("checks", "figures", "ledger", "data", "models", "theory", "metrics", "search", "training", "runs", "book")
 
 

@@ -10,15 +10,13 @@ import importlib.metadata
 import pkgutil
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from lib.book import chapters
+from lib.book.chapters import ROOT, chapters
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"].values()
 ALL = [Requirement(line) for group in (PROJECT["project"]["dependencies"], *EXTRAS) for line in group]
@@ -43,7 +41,7 @@ def sources():
     """Every program of the book by name: its modules, tests and benchmarks, and of each chapter the code cells."""
     modules = [path for folder in ("lib", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
     yield from ((path.relative_to(ROOT).as_posix(), path.read_text("utf8")) for path in modules)
-    for page in chapters.chapters(ROOT):
+    for page in chapters():
         yield page.name, "\n\n".join(cell.source for cell in page.code)
 
 

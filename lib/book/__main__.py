@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -198,10 +199,9 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     record anew does not ask for the records that are there."""
     from lib.book import records
     from lib.ledger import claims as ledger
-    from lib.ledger import declarations, errata
+    from lib.ledger import errata
 
     try:
-        declarations.read()
         if recorded:
             records.check()
         files = [page.path for page in chapters.chapters()]
@@ -218,9 +218,9 @@ def _report(outcomes: list[run.Outcome]) -> int:
 
     table = Table("chapter", "state", "time", "claims", box=None)
     for outcome in outcomes:
-        rows = [] if outcome.state == "FAILED" else compose.collect([outcome.page])
+        records = {} if outcome.state == "FAILED" else compose.collect([outcome.page])
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
-        table.add_row(outcome.page.short, outcome.state, seconds, _tally(rows))
+        table.add_row(outcome.page.short, outcome.state, seconds, _tally(records.values()))
     console.print(table)
     failed = [outcome for outcome in outcomes if outcome.state == "FAILED"]
     for outcome in failed:
@@ -228,8 +228,8 @@ def _report(outcomes: list[run.Outcome]) -> int:
     return 1 if failed else 0
 
 
-def _tally(rows: list[dict]) -> str:
-    counts = Counter(row["verdict"] for row in rows)
+def _tally(judged: Iterable[dict]) -> str:
+    counts = Counter(claim["verdict"] for claim in judged)
     return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 

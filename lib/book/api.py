@@ -48,12 +48,10 @@ def public(module: str) -> tuple[Name, ...]:
     found = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            is_class = isinstance(node, ast.ClassDef)
-            members = tuple(
-                n.name for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")
-            ) if is_class else ()  # fmt: skip
-            kind = "class" if is_class else "function"
-            found.append(Name(module, node.name, kind, ast.get_docstring(node) or "", members))
+            kind = "class" if isinstance(node, ast.ClassDef) else "function"
+            body = node.body if kind == "class" else []
+            members = [n.name for n in body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+            found.append(Name(module, node.name, kind, ast.get_docstring(node) or "", tuple(members)))
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name) and not target.id.startswith("_") and (doc := _comment(lines, node.lineno)):

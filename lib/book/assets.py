@@ -44,11 +44,10 @@ def trim(site: Path) -> None:
     for picture in (site / "_images").glob("*.svg"):
         picture.unlink()
     static = site / "_static"
-    for script in (static / "scripts").glob("*.js"):
-        if script.name != "fontawesome.js":
-            used |= set(re.findall(r"\bfa-[a-z0-9-]+", script.read_text(encoding="utf8")))
     for path in {*static.rglob("*.map"), *static.glob("scripts/fontawesome.js*")}:
         path.unlink()
+    for script in (static / "scripts").glob("*.js"):
+        used |= set(re.findall(r"\bfa-[a-z0-9-]+", script.read_text(encoding="utf8")))
     _trim_icons(static, used)
 
 

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,7 +52,7 @@ class Page:
     def short(self) -> str:
         return self.name.removeprefix("chapters/")
 
-    @cached_property
+    @functools.cached_property
     def text(self) -> str:
         return self.path.read_text(encoding="utf8")
 
@@ -62,12 +61,12 @@ class Page:
         heading = re.search(r"^# (.*)$", self.text, re.MULTILINE)
         return heading[1] if heading else ""
 
-    @cached_property
+    @functools.cached_property
     def is_chapter(self) -> bool:
         header = re.match(r"---\n.*?^kernelspec:.*?^---$", self.text, re.MULTILINE | re.DOTALL)
         return header is not None and re.search(r"^```+\s*\{code-cell\}", self.text, re.MULTILINE) is not None
 
-    @cached_property
+    @functools.cached_property
     def notebook(self):
         """The Markdown source as a notebook without outputs."""
         import jupytext
@@ -75,7 +74,7 @@ class Page:
         with self._readable():
             return jupytext.reads(self.text, fmt="md:myst")
 
-    @cached_property
+    @functools.cached_property
     def code(self) -> list:
         """The code cells of the notebook, read without all else: each has `source` and `metadata`."""
         from jupytext.myst import CODE_DIRECTIVE, get_parser, read_fenced_cell
@@ -96,7 +95,7 @@ class Page:
         except Exception as error:
             raise BadInput(f"{self.name}.md cannot be read as a MyST Markdown notebook: {error}") from error
 
-    @cached_property
+    @functools.cached_property
     def declared(self) -> dict:
         """Names and default values of the cell tagged `parameters`."""
         names = {}
@@ -293,7 +292,7 @@ def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
     `package` is the one in which the source lies: relative imports start there.
     """
     found: list[tuple[str, str]] = []
-    for node in _statements(_parse(source).body if "import" in source else []):
+    for node in ast.walk(_parse(source)) if "import" in source else []:
         if isinstance(node, ast.Import):
             found += [(alias.asname or alias.name, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -323,14 +322,6 @@ def _names(text: str) -> dict[str, set[str]]:
         elif isinstance(node, ast.Name) and node not in owners:
             found.setdefault(node.id, set()).add("")
     return found
-
-
-def _statements(body: list) -> Iterator[ast.AST]:
-    """The statements of a block and of all blocks within it, without the expressions, which are most of a tree."""
-    for node in body:
-        yield node
-        for blocks in ("body", "handlers", "cases", "orelse", "finalbody"):
-            yield from _statements(getattr(node, blocks, []))
 
 
 @functools.cache

@@ -49,27 +49,26 @@ def _tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
-def render_claims(notebook, page: Page) -> list[dict]:
-    """Judge the claims of a notebook against the declarations of now, in place; returns their records."""
-    records = []
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        if claims.MIME in output.get("data", {}):
-            record = {**output.data[claims.MIME], "chapter": page.short}
-            try:
-                record = claims.judge(record)
-            except (ValueError, KeyError) as error:
-                raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
-            output.data[claims.MIME], output.data["text/html"] = record, tables.claim(record)
-            records.append(dict(record))
+def render_claims(notebook, page: Page) -> dict[str, dict]:
+    """Judge the claims of a notebook against the declarations of now, in place; returns {id: record}."""
+    records = {}
+    for shown in claims.collect(notebook):
+        record = {**shown[claims.MIME], "chapter": page.short}
+        try:
+            record = claims.judge(record)
+        except (ValueError, KeyError) as error:
+            raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
+        shown[claims.MIME], shown["text/html"] = record, tables.claim(record)
+        records[record["id"]] = record
     return records
 
 
-def collect(everything: list[Page]) -> list[dict]:
+def collect(everything: list[Page]) -> dict[str, dict]:
     """The records of the claims that the chapters, as last executed, measured; judged by the declarations of now."""
-    records = []
+    records = {}
     for page in everything:
         if page.is_chapter and (notebook := with_results(page)) is not None:
-            records += render_claims(notebook, page)
+            records |= render_claims(notebook, page)
     return records
 
 
@@ -82,13 +81,14 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     chapters = [page for page in everything if page.is_chapter]
     notebooks = {page: with_results(page) for page in chapters}
     missing = [page for page, notebook in notebooks.items() if notebook is None]
-    records = [record for page, found in notebooks.items() if found for record in render_claims(found, page)]
-    measured = {record["id"]: record for record in records}
+    measured = {}
+    for page, found in notebooks.items():
+        measured |= render_claims(found, page) if found else {}
     statements = tables.places({page.short: page.text for page in chapters})
     marks = {
-        "verdicts": lambda: tables.tally(records),
+        "verdicts": lambda: tables.tally(measured),
         "symbols": lambda: symbols.table(symbols.read(root)),
-        "ledger": lambda: tables.ledger(records, kept, statements),
+        "ledger": lambda: tables.ledger(measured, kept, statements),
         "errata": lambda: errata.page(measured, errata.sections([page.path for page in chapters])[0]),
         "unmeasured": lambda: recorded.overview(kept, measured, root),
         "changes": lambda: changes.page(root, measured),
@@ -124,7 +124,7 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             files[path.relative_to(root).as_posix()] = path.read_bytes()
     if config := files.get("_config.yml"):
         files["_config.yml"] = fill(config.decode()).encode()
-    return files, records, missing
+    return files, measured, missing
 
 
 def cite(root: Path) -> dict[str, str]:

@@ -44,18 +44,12 @@ def merged(old: str, new: str) -> str:
 def _cells(text: str) -> list[tuple[tuple, str]]:
     """The cells of a notebook: type, source, options, whether a mark `+++` ends it; and its lines."""
     notebook = myst_to_notebook(text, add_source_map=True)
-    lines = text.splitlines(keepends=True)
-    # the map has the line below a fence
-    starts = [
-        line - (cell.cell_type != "markdown")
-        for line, cell in zip(notebook.metadata.source_map, notebook.cells, strict=True)
-    ]
+    cells, lines, below = notebook.cells, text.splitlines(keepends=True), notebook.metadata.source_map
+    starts = [line - (cell.cell_type != "markdown") for cell, line in zip(cells, below, strict=True)]  # below a fence
     found = []
-    for cell, start, end in zip(notebook.cells, starts, [*starts[1:], len(lines)], strict=True):
-        own = "".join(lines[start:end])
-        found.append(
-            ((cell.cell_type, cell.source.rstrip(), json.dumps(cell.metadata, sort_keys=True), "\n+++" in own), own)
-        )
+    for cell, start, end in zip(cells, starts, [*starts[1:], len(lines)], strict=True):
+        own, options = "".join(lines[start:end]), json.dumps(cell.metadata, sort_keys=True)
+        found.append(((cell.cell_type, cell.source.rstrip(), options, "\n+++" in own), own))
     return found
 
 

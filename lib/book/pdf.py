@@ -82,12 +82,12 @@ def write_poster(html: Path, target: Path) -> None:
         page.pdf(path=partial, prefer_css_page_size=True, tagged=True)
 
 
-def publish(html: Path, root: Path = ROOT) -> int:
+def publish(html: Path) -> int:
     """Print the site `html` and its poster into files of it, which its first page then offers; the number of sheets."""
     folder = html.resolve()
-    sheets = write(folder, folder / NAME, root)
+    sheets = write(folder, folder / NAME)
     write_poster(folder, folder / POSTER_NAME)
-    first = folder / f"{contents(root)[0][2]}.html"
+    first = folder / f"{contents()[0][2]}.html"
     text = first.read_text(encoding="utf8")
     offer = f"""<p>To print: <a href="../{NAME}">the whole book in one file</a>,
 <a href="../{POSTER_NAME}">ten minutes as a poster</a> (A2).</p>"""

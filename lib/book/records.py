@@ -16,6 +16,7 @@ from lib.book.run import checksum, executed_notebook, noted
 from lib.checks import nearest
 from lib.data.files import atomically
 from lib.ledger import claims, declarations
+from lib.ledger.pages import PARTS
 
 FORMAT = 1
 RECORDED = ("night", "paper")
@@ -83,7 +84,7 @@ def take(page: Page) -> dict:
     if reasons := changes(page, hashes):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
     try:
-        measured = [claims.judge(claim) for claim in claims.collect(executed_notebook(page))]
+        measured = [claims.judge(shown[claims.MIME]) for shown in claims.collect(executed_notebook(page))]
     except ValueError as error:
         raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
     for claim in measured:
@@ -211,16 +212,11 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
         if rows:
             lines = ["| chapter | claims | state |", "|---|---|---|"]
             for (page, state), names in rows.items():
-                linked = ", ".join(_link(name, live) for name in names)
+                linked = ", ".join(PARTS.claim_link(name, live.get(name), "../") for name in names)
                 cells = (f"[{page.title}](../{page.short}.md)", linked, state)
                 lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
             parts += [f"### {title}", '<div class="overview">', "\n".join(lines), "</div>"]
     return "\n\n".join(parts)
-
-
-def _link(name: str, live: dict[str, dict]) -> str:
-    target = f"{live[name]['chapter']}.html#claim-{name}" if name in live else f"back/ledger.html#ledger-{name}"
-    return f'<a href="../{target}">{name}</a>'
 
 
 def _state(claim: dict | None) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import fcntl
 import functools
-import hashlib
 import json
 import logging
 import math
@@ -25,11 +24,10 @@ import subprocess
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from lib.book.chapters import BUILD, BadInput, Page, data_fingerprint, differences, imported_names
+from lib.book.chapters import BUILD, BadInput, Page, data_fingerprint, differences, imported_names, sha, version
 from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes
 from lib.runs import devices
@@ -94,7 +92,7 @@ def checksum(record: dict) -> str:
     """SHA-256 of the canonical JSON of all that a record says besides its checksum."""
     rest = {name: value for name, value in record.items() if name != "checksum"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+    return sha(canonical.encode("utf-8", "surrogatepass"))
 
 
 def stale(pages: list[Page], parameters: dict) -> dict[Page, list[str]]:
@@ -117,9 +115,8 @@ def lock(announce):
         BUILD.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(BUILD / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise BadInput(
-            f"the build folder {BUILD} cannot be written to: {error}; the variable BOOK_BUILD can name another"
-        ) from error
+        problem = f"the build folder {BUILD} cannot be written to: {error}"
+        raise BadInput(f"{problem}; the variable BOOK_BUILD can name another") from error
     with open(descriptor) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +174,6 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     A failing chapter leaves its partial notebook in `failed/` and stops no other. On KeyboardInterrupt the kernels
     are killed before it is passed on; finished chapters stay.
     """
-
     todo = selected if force else [*stale(selected, parameters)]
     if _download(todo, parameters, console) and not force:
         todo = [*stale(selected, parameters)]  # what lies in the data folder counts
@@ -293,14 +289,12 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     bar = progress.add_task(f"  {page.short}", total=len(page.code) + bool(declared))
     begun: list = []  # cells
     error = ""
+    reports = {"COLLAPSE_CHAPTER": page.short, "COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)}
     try:
         papermill.execute_notebook(
             source, result, parameters=declared, engine_name="book", kernel_name="python3", progress_bar=False,
-            clients=clients, log=log, on_cell_execute=lambda cell, **_: begun.append(cell),
+            clients=clients, environment=reports, log=log, on_cell_execute=lambda cell, **_: begun.append(cell),
             on_cell_executed=lambda **_: progress.advance(bar),
-            environment={
-                "COLLAPSE_CHAPTER": page.short, "COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)
-            },
         )  # fmt: skip
     except PapermillExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
@@ -361,8 +355,7 @@ def _unfinished(page: Page, key: dict) -> Path:
     """The folder of the runs that a chapter with this key has finished. One of another state of the code, the versions
     or the data is removed; that of other parameters waits for a build with these."""
     parent = BUILD / "unfinished"
-    digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()) for part in (key["parameters"], key))
-    parameters, whole = (digest.hexdigest()[:16] for digest in digests)
+    parameters, whole = (sha(json.dumps(part, sort_keys=True).encode())[:16] for part in (key["parameters"], key))
     mine = f"{page.name.replace('/', '.')}@{parameters}"
     folder = parent / f"{mine}-{whole}"
     for other in parent.glob(f"{mine}-*"):

@@ -23,12 +23,11 @@ from lib.ledger import declarations
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds", "recorded")
 
 
-def claim_rows(records: list[dict], kept: dict[str, dict]) -> tuple[list[dict], bytes]:
+def claim_rows(measured: dict[str, dict], kept: dict[str, dict]) -> tuple[list[dict], bytes]:
     """The rows of `claims.json`, in the order of the declarations, and the file's content.
 
-    records: of the executed chapters. kept: what `lib.book.records.read` found, the row's `recorded`.
+    measured: {id: record} of the executed chapters. kept: what `lib.book.records.read` found, the row's `recorded`.
     """
-    measured = {record["id"]: record for record in records}
     rows = []
     for name, declaration in declarations.read().claims.items():
         absent = {"id": name, "verdict": "not run", "measured": {}, "expected": declaration["expect"]}
@@ -40,9 +39,9 @@ def claim_rows(records: list[dict], kept: dict[str, dict]) -> tuple[list[dict], 
     return rows, (json.dumps(rows, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def write_claims(records: list[dict], kept: dict[str, dict]) -> list[dict]:
+def write_claims(measured: dict[str, dict], kept: dict[str, dict]) -> list[dict]:
     """Write `claims.json` as the chapters are now, whatever site is published; returns its rows."""
-    rows, content = claim_rows(records, kept)
+    rows, content = claim_rows(measured, kept)
     with atomically(BUILD / "claims.json") as partial:
         partial.write_bytes(content)
     return rows
@@ -59,17 +58,16 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     everything = pages(root)
     try:
         kept = recorded.read(root)
-        files, records, missing = compose.compose(everything, root, kept)
+        files, measured, missing = compose.compose(everything, root, kept)
     except ValueError as error:  # a module that is not there, or declarations that changed while chapters were executed
         raise SiteError(f"the pages could not be composed, the published site is as it was: {error}") from error
     if missing and not partial:
         names = ", ".join(page.short for page in missing)
         raise SiteError(f"without results, with those of other code, or edited since: {names}; execute them first")
-    _, files["downloads/claims.json"] = claim_rows(records, kept)
+    _, files["downloads/claims.json"] = claim_rows(measured, kept)
     sites, html = BUILD / "sites", BUILD / "html"
     try:
-        digest = _sync(files)
-        site = sites / digest
+        site = sites / _sync(files)
         current = html.resolve() == site.resolve()
         if not site.is_dir():
             _build(root, files, site, strict=not missing)

@@ -140,12 +140,8 @@ def mark(site: Path, rows: list[dict]) -> None:
             text = _FORMULA.sub(named, page.read_text(encoding="utf8"))
             told = {numbers[sign]: told for sign, told in known.items() if numbers[sign] in seen}
             data = json.dumps(told, ensure_ascii=False).replace("</", "<\\/")
-            page.write_text(
-                text.replace(
-                    "</article>", f'<script type="application/json" id="symbols">{data}</script></article>', 1
-                ),
-                encoding="utf8",
-            )
+            script = f'<script type="application/json" id="symbols">{data}</script>'
+            page.write_text(text.replace("</article>", f"{script}</article>", 1), encoding="utf8")
 
 
 def _tex(text: str) -> str:

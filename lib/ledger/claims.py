@@ -32,7 +32,7 @@ class Ledger:
         self.about = {"profile": profile, "device": str(device), "dataset": dataset}
         self.declared = declarations.read().claims
         self.checked = set()
-        self._last, self._taken_up = time.perf_counter(), _taken_up()
+        self._last = _clock()
 
     def check(self, name: str, measured: dict[str, object]) -> None:
         """Judge the claim `name` by measured = {quantity: value}, show the table, and leave the record.
@@ -54,22 +54,22 @@ class Ledger:
 
         if name in self.checked:
             raise ValueError(f"claim {name!r} is checked twice in one ledger (open it anew to measure anew)")
-        now, taken_up = time.perf_counter(), _taken_up()
-        seconds = round(now - self._last + taken_up - self._taken_up, 1)
+        now = _clock()
+        seconds = round(now - self._last, 1)
         chapter = os.environ.get("COLLAPSE_CHAPTER") or self.paper
         record = judge({"id": name, **found, "chapter": chapter, **self.about, "seconds": seconds})
         if (paper := self.declared[name]["paper"]) != self.paper:
             raise ValueError(f"claim {name!r} is one of {paper}, this ledger is that of {self.paper}")
         self.checked.add(name)
-        self._last, self._taken_up = now, taken_up
+        self._last = now
         table = pages.claim(record, links=False)
         display({MIME: record, "text/html": table, "text/plain": f"{name}: {record['verdict']}"}, raw=True)
 
 
-def _taken_up():
-    """How many seconds the runs took that this chapter has taken up from a build before (`lib.runs.kept`)."""
+def _clock():
+    """Seconds, with those of the runs that this chapter has taken up from a build before (`lib.runs.kept`)."""
     noted = notes.read(os.environ.get("COLLAPSE_NOTES") or os.devnull)
-    return sum(fact["seconds"] for fact in noted.get("resumed", ()))
+    return time.perf_counter() + sum(fact["seconds"] for fact in noted.get("resumed", ()))
 
 
 def _plain(measured):
@@ -81,8 +81,8 @@ def _plain(measured):
 def open(paper: str, profile: str = "laptop", device: object = "cpu", dataset: str | None = None) -> Ledger:
     """The ledger of one chapter.
 
-    paper: a key of `declarations.PAPERS`. profile: smoke, laptop or paper. device: recorded as it is. dataset: the name
-    of the data set, None where the claims need none. Both declaration files are checked as a whole first; ValueError
+    paper: a key of `declarations.PAPERS`. profile: one of `PROFILES`. device: recorded as it is. dataset: the name of
+    the data set, None where the claims need none. Both declaration files are checked as a whole first; ValueError
     for an unknown paper or profile, and for a damaged file.
     """
     one_of(declarations.PAPERS, paper=paper)
@@ -111,9 +111,9 @@ def judge(record: dict) -> dict:
 
 
 def collect(notebook: dict) -> list[dict]:
-    """The records in the outputs of an executed notebook, in their order."""
+    """What an executed notebook shows of claims, in its order: mappings with the record under `MIME`, and its table."""
     outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", ()))
-    return [output["data"][MIME] for output in outputs if MIME in output.get("data", {})]
+    return [output["data"] for output in outputs if MIME in output.get("data", {})]
 
 
 def check_sources(chapter_files: Iterable[str | os.PathLike]) -> dict[str, Path]:

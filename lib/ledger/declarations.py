@@ -66,10 +66,8 @@ def _read(claims_path: Path, errata_path: Path, *_stamps) -> Declared:
         for quantity, expectation in claim["expect"].items():
             lower, upper = expectation.get("between", (0, 0))
             if lower > upper:
-                raise ValueError(
-                    f"{claims_path}, line {expectation.line}: {name}: {quantity}: 'between' has its bounds the wrong "
-                    f"way round: {expectation['between']}"
-                )
+                place = f"{claims_path}, line {expectation.line}: {name}: {quantity}"
+                raise ValueError(f"{place}: 'between' has its bounds the wrong way round: {expectation['between']}")
     for name, erratum in errata.items():
         place, shown = f"{errata_path}, line {erratum.line}: erratum {name!r}", erratum["shown_by"]
         if shown not in claims:
@@ -83,9 +81,8 @@ def _entries(path: Path, key: str) -> dict[str, dict]:
     """The entries of one file by their ids."""
     document = _load(path)
     checker = jsonschema.Draft202012Validator({"$ref": f"#/{key}", **_SCHEMA})
-    problems = [
-        f"{path}, {_place(document, error.absolute_path)}{_problem(error)}" for error in checker.iter_errors(document)
-    ]
+    errors = checker.iter_errors(document)
+    problems = [f"{path}, {_place(document, each.absolute_path)}{_problem(each)}" for each in errors]
     if problems:
         raise ValueError("\n".join(problems))
     entries = {}

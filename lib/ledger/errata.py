@@ -119,4 +119,4 @@ def page(records: dict[str, dict], headings: dict[str, str]) -> str:
             head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
             table = "\n".join([*head, *rows[title]])
             parts.append(f'## {title}\n\n<div class="overview">\n\n{table}\n\n</div>')
-    return "\n\n".join(parts) or "No erratum has been found so far."
+    return "\n\n".join(parts)

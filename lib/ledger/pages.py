@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
-import jinja2
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from lib.ledger import declarations
@@ -31,45 +30,42 @@ def claim(record: dict, links: bool = True) -> str:
     return _fill("claim.html", record=record, declaration=declaration, errata=shown, links=links, up=up)
 
 
-def ledger(records: list[dict], recorded: dict[str, dict], statements: dict[str, str]) -> str:
+def ledger(records: dict[str, dict], recorded: dict[str, dict], statements: dict[str, str]) -> str:
     """The page of all declared claims, for the marker in chapters/back/ledger.md.
 
-    records: the judged ones of the executed chapters. recorded: {id: record} of a larger profile, as
+    records: {id: judged record} of the executed chapters. recorded: the same of a larger profile, as
     `lib.book.records.read` finds them; without any, their column is left out. statements: {label: address}, as
     `places` finds them, which the place in the paper leads to.
     """
-    declared, live = declarations.read(), {record["id"]: record for record in records}
-    rows = []
+    declared, rows = declarations.read(), []
     for name, entry in declared.claims.items():
-        verdict = live[name]["verdict"] if name in live else "not run"
-        rows.append({"claim": entry, "verdict": verdict, "record": live.get(name), "errata": declared.errata_of(name)})
-    counts = _counts(row["verdict"] for row in rows)
+        verdict = records[name]["verdict"] if name in records else "not run"
+        shown = declared.errata_of(name)
+        rows.append({"claim": entry, "verdict": verdict, "record": records.get(name), "errata": shown})
+    counts = _counts(records)
     choices = list(dict.fromkeys(part for verdict in counts for part in (verdict.partition(":")[0], verdict)))
     return _fill("ledger.html", rows=rows, counts=counts, choices=choices, recorded=recorded, statements=statements)
 
 
-def tally(records: list[dict]) -> str:
+def tally(records: dict[str, dict]) -> str:
     """How many declared claims have which verdict, with links to the ledger, for a page beside the introduction.
 
-    records: the judged ones of the executed chapters.
+    records: {id: judged record} of the executed chapters.
     """
-    live = {record["id"]: record["verdict"] for record in records}
-    counts = _counts(live.get(name, "not run") for name in declarations.read().claims)
-    return _without_blank_lines(_PARTS.tally(counts, "back/ledger.html"))
+    return _without_blank_lines(PARTS.tally(_counts(records), "back/ledger.html"))
 
 
-def _counts(verdicts: Iterable[str]) -> dict[str, int]:
-    """{verdict: how often}, in the order of `VERDICTS`, without those that do not occur."""
-    found = Counter(verdicts)
+def _counts(records: dict[str, dict]) -> dict[str, int]:
+    """{verdict: how many declared claims have it}, in the order of `VERDICTS`, without those that do not occur."""
+    found = Counter(records[name]["verdict"] if name in records else "not run" for name in declarations.read().claims)
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
 def linked_verdict(name: str, record: dict | None) -> str:
     """The claim's name, linked from a page beside it to the cell that measures it or else to its row in the ledger, and
     its verdict."""
-    record = record or {}
-    badge = _PARTS.badge(record.get("verdict", "not run"), record.get("dataset"))
-    return f"{_PARTS.claim_link(name, record, '../')} {badge}"
+    badge = PARTS.badge(record["verdict"], record["dataset"]) if record else PARTS.badge("not run")
+    return f"{PARTS.claim_link(name, record, '../')} {badge}"
 
 
 def places(texts: dict[str, str]) -> dict[str, str]:
@@ -100,10 +96,8 @@ def measured_by(text: str, records: dict[str, dict]) -> str:
             fences = re.findall(r"^(:{3,}|`{3,})\{", text[: found.start()], re.MULTILINE)
             place = re.compile(rf"^(?={fences[-1]}[ \t]*$)" if found[1] else "^#.*$", re.MULTILINE)
             end = place.search(text, found.end()).end()
-            lines = "; ".join(
-                linked_verdict(name, records.get(name)) + _first_value(records.get(name)) for name in about
-            )
-            text = f'{text[:end]}\n\n<p class="claim-note"><b>Measured</b> by {lines}</p>\n\n{text[end:]}'
+            linked = (linked_verdict(name, records.get(name)) + _first_value(records.get(name)) for name in about)
+            text = f'{text[:end]}\n\n<p class="claim-note"><b>Measured</b> by {"; ".join(linked)}</p>\n\n{text[end:]}'
     return text
 
 
@@ -142,7 +136,7 @@ def _number(value, digits=6):
 
 def _digits(expectation):
     """How many digits of a measured value are worth showing: more where there is a number to compare them with."""
-    return 6 if {"value", "printed", "rounds_to"} & set(expectation or ()) else 4
+    return 6 if {"value", "printed", "rounds_to"} & expectation.keys() else 4
 
 
 def _indexed(text):
@@ -176,9 +170,8 @@ def _kind(verdict):
     return "reduced" if "seen at" in verdict else verdict.partition(":")[0].replace(" ", "-")
 
 
-_LOADER = jinja2.PackageLoader("lib.ledger")
-_TEMPLATES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_TEMPLATES = Environment(loader=PackageLoader("lib.ledger"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met, place_of=place_of)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
 _TEMPLATES.filters.update(words=_words, part=_part, kind=_kind)
-_PARTS = _TEMPLATES.get_template("parts.html").module
+PARTS = _TEMPLATES.get_template("parts.html").module  # the macros that other tables share, as functions

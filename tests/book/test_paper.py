@@ -4,7 +4,6 @@ import ast
 import linecache
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ import torch
 from lib.book import chapters
 from lib.ledger import profiles
 
-ROOT = Path(__file__).resolve().parents[2]
-CHAPTERS = chapters.chapters(ROOT)
+CHAPTERS = chapters.chapters()
 
 
 def code_of(page):
@@ -83,7 +81,7 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.setenv("COLLAPSE_UNFINISHED", str(tmp_path / "unfinished"))
     for scheme in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(scheme, "http://127.0.0.1:9")
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(chapters.ROOT)
 
 
 @pytest.mark.parametrize("page", OTHER_WAYS, ids=lambda page: page.name)

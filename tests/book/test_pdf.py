@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from browser import PAGES, ROOT
+from browser import PAGES
 
 from lib.book import chapters, pdf
 
@@ -13,7 +13,7 @@ pypdf = pytest.importorskip("pypdf")
 def listed(tmp_path_factory):
     """A table of contents of the first two parts alone (all of them take minutes): its folder, and its pages."""
     root = tmp_path_factory.mktemp("contents")
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    toc = yaml.safe_load((chapters.ROOT / "_toc.yml").read_text())
     (root / "_toc.yml").write_text(yaml.safe_dump({**toc, "parts": toc["parts"][:2]}))
     return root, [chapters.Page(name) for _, _, name in chapters.contents(root)]
 
@@ -98,7 +98,7 @@ def test_the_site_offers_the_file_once_it_is_there(tmp_path, monkeypatch):
     first = tmp_path / f"{PAGES[0]}.html"
     first.parent.mkdir(parents=True)
     first.write_text("<p>text</p><!-- pdf -->")
-    monkeypatch.setattr(pdf, "write", lambda html, target, root: target.write_bytes(b"%PDF"))
+    monkeypatch.setattr(pdf, "write", lambda html, target: target.write_bytes(b"%PDF"))
     monkeypatch.setattr(pdf, "write_poster", lambda html, target: target.write_bytes(b"%PDF"))
     pdf.publish(tmp_path)
     assert f'href="../{pdf.NAME}"' in first.read_text()

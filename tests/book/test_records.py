@@ -101,7 +101,7 @@ def test_claims_that_cannot_be_judged_or_are_of_another_profile_are_refused(book
     book.execute()
     notebook = run.executed_notebook(book.page())
     del notebook.metadata.book["checksum"]
-    claims.collect(notebook)[1]["profile"] = "laptop"
+    claims.collect(notebook)[1][claims.MIME]["profile"] = "laptop"
     run.keep(book.page(), notebook)
     with pytest.raises(BadInput, match="one.md: claim 'fc-two' was measured with profile 'laptop'"):
         record(book)
@@ -223,14 +223,14 @@ def test_a_claim_has_one_record_and_a_declaration(kept):
 
 
 def test_the_rows_of_claims_json_hold_what_is_recorded(kept):
-    rows = {row["id"]: row for row in site.write_claims([], records.read(kept.root))}
+    rows = {row["id"]: row for row in site.write_claims({}, records.read(kept.root))}
     assert set(rows["fc-one"]) == set(site.FIELDS)
     assert rows["fc-one"]["verdict"] == "not run", "a record is no measurement of this build"
     assert rows["fc-one"]["recorded"] == {
         "verdict": "reproduced", "measured": {"x": 42, "note": [1, 2]}, "profile": "paper",
         "finished": "2026-11-22T10:00:00+00:00", "device": "Card 1", "outdated": [],
     }  # fmt: skip
-    assert {row["recorded"] for row in site.write_claims([], {})} == {None}
+    assert {row["recorded"] for row in site.write_claims({}, {})} == {None}
 
 
 def states(book):

@@ -4,9 +4,9 @@ import re
 from collections import Counter
 
 import pytest
-from browser import ROOT
 
 from lib.book import symbols
+from lib.book.chapters import ROOT
 
 ROWS = symbols.read()
 PLACES = [(place, sign) for row in ROWS for place in row if isinstance(row[place], list) for sign in row[place]]

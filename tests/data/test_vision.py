@@ -4,14 +4,12 @@ import gc
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from lib.book.chapters import ROOT
 from lib.data.vision import torchvision
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_data_sets_and_models_of_torchvision_work():

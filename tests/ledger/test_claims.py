@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ from one_claim import CLAIM, ERRATUM, GOOD, claim, record
 
 from lib.book import chapters
 from lib.ledger import claims, declarations, notes
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -140,7 +137,7 @@ def test_prose_about_the_ledger_is_no_check(files, tmp_path):
 
 
 def test_every_claim_of_the_book_is_measured_by_exactly_one_chapter():
-    checked = claims.check_sources(page.path for page in chapters.chapters(ROOT))
+    checked = claims.check_sources(page.path for page in chapters.chapters())
     for name, path in checked.items():
         paper = declarations.read().claims[name]["paper"]  # what goes beyond a paper may stand on its pages
         assert path.parent.name in (paper, "synthesis") or paper == "beyond"

@@ -1,14 +1,11 @@
 """An erratum has one complete section on the page of its paper, and the pages say what the file says."""
 
-from pathlib import Path
-
 import pytest
 from one_claim import BAD, CLAIM, ERRATUM, record
 
 from lib.book import chapters
 from lib.ledger import claims, declarations, errata
 
-ROOT = Path(__file__).resolve().parents[2]
 SECTION = """(erratum-sign)=
 ## The sign of $r$
 
@@ -87,7 +84,6 @@ def test_the_markers_become_what_the_file_says_and_the_verdict_of_now(page):
 
 
 def test_the_overview_of_the_errata_has_a_row_for_each_the_slips_apart(files):
-    assert "No erratum" in errata.page({}, {})
     files(errata=[{**ERRATUM, "place": "|x|"}, {**ERRATUM, "id": "other", "kind": "slip"}])
     page = errata.page({"fc-one": claims.judge(record(BAD))}, {"sign": "The sign of $r$"})
     page, _, slips = page.partition("## Slips and remarks")
@@ -99,6 +95,6 @@ def test_the_overview_of_the_errata_has_a_row_for_each_the_slips_apart(files):
 
 
 def test_every_erratum_of_the_book_has_its_section():
-    headings, problems = errata.sections(page.path for page in chapters.chapters(ROOT))
+    headings, problems = errata.sections(page.path for page in chapters.chapters())
     assert not problems
     assert set(headings) == set(declarations.read().errata)

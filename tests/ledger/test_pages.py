@@ -1,15 +1,12 @@
 """The tables show what was claimed and measured, lead where they should, and cannot be broken by what they show."""
 
 import re
-from pathlib import Path
 
 import pytest
 from one_claim import BAD, CLAIM, ERRATUM, GOOD, claim, record
 
 from lib.book import chapters
 from lib.ledger import claims, declarations, pages
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def table(*arguments, links=True, **changes):
@@ -39,7 +36,7 @@ def test_text_from_the_files_cannot_break_the_page(files):
     shown = claims.judge(record({"<script>": "<script>"}, dataset=evil, profile="smoke"))
     kept = record({"<script>": "<script>"}, finished="2026", machine={"name": evil}, dataset=evil, outdated=[evil])
     kept["verdict"], skipped = "reproduced", claims.judge(record({}, reason=evil))
-    page = pages.ledger([shown], {"fc-one": kept}, {}) + pages.ledger([skipped], {}, {})
+    page = pages.ledger({"fc-one": shown}, {"fc-one": kept}, {}) + pages.ledger({"fc-one": skipped}, {}, {})
     assert "<script>" not in pages.claim(shown) + pages.claim(skipped) + page and "&lt;script&gt;" in page
 
 
@@ -55,7 +52,7 @@ def test_text_from_the_files_cannot_break_the_page(files):
 def test_indices_and_exponents_of_a_statement_are_set(files, text, expected):
     files([claim(statement=text)])
     assert expected in table()
-    assert expected in pages.ledger([], {}, {})
+    assert expected in pages.ledger({}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +65,7 @@ def test_values_are_set_for_a_reader(files, value, expected):
 
 def test_the_ledger_has_one_row_per_claim_whatever_was_measured_and_any_page_can_count_them(files):
     files([CLAIM, claim(id="fc-two"), claim(id="lr-one", paper="low-rank-bias", kind="figure")], errata=[ERRATUM])
-    judged = [claims.judge(record(BAD))]
+    judged = {"fc-one": claims.judge(record(BAD))}
     page, tally = pages.ledger(judged, {"fc-one": recorded()}, {}), pages.tally(judged)
     rows = re.findall(r'<tr id="ledger-([^"]*)" data-paper="([^"]*)" data-verdict="([^"]*)" data-kind="([^"]*)">', page)
     assert rows == [
@@ -85,7 +82,7 @@ def test_the_ledger_has_one_row_per_claim_whatever_was_measured_and_any_page_can
         assert counts == [("contradicted:+another+constant", "1"), ("not+run", "2")]
         assert "\n\n" not in html, "a blank line ends a block of HTML in Markdown"
     assert "Recorded" in page
-    assert "Recorded" not in pages.ledger([], {}, {}), "a column of which nothing is recorded"
+    assert "Recorded" not in pages.ledger({}, {}, {}), "a column of which nothing is recorded"
 
 
 def recorded(measured=GOOD, reason=None, **changes):
@@ -96,7 +93,7 @@ def recorded(measured=GOOD, reason=None, **changes):
 
 def row(*records, name="fc-one", **changes):
     """The row of a claim, before its recorded cell and from there on. changes: what its record has of its own."""
-    page = pages.ledger([claims.judge(one) for one in records], {"fc-one": recorded(**changes)}, {})
+    page = pages.ledger({one["id"]: claims.judge(one) for one in records}, {"fc-one": recorded(**changes)}, {})
     before, _, after = re.search(rf'<tr id="ledger-{name}".*?</tr>', page, re.DOTALL)[0].partition('"Recorded"')
     return before, after
 
@@ -150,7 +147,7 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     files([claim(stated="thm-one sec-two"), two, claim(id="fc-three")])
     found = pages.places({"part/one": PAGE})
     assert found == {"thm-one": "part/one.html#thm-one", "sec-two": "part/one.html#sec-two"}
-    assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in pages.ledger([], {}, found)
+    assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in pages.ledger({}, {}, found)
     shown = pages.measured_by(PAGE, {"fc-one": claims.judge(record())})
     first, second = re.findall(r'<p class="claim-note"><b>Measured</b> by (.*)</p>', shown)
     assert "theorems.html#claim-fc-one" in first and "ledger.html#ledger-fc-two" in second
@@ -159,7 +156,6 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
 
 
 def test_every_claim_names_a_statement_that_a_chapter_tells():
-    texts = {page.short: page.text for page in chapters.chapters(ROOT)}
-    assert set(pages.places(texts)) == {
-        label for entry in declarations.read().claims.values() for label in declarations.stated(entry)
-    }
+    texts = {page.short: page.text for page in chapters.chapters()}
+    stated = {label for entry in declarations.read().claims.values() for label in declarations.stated(entry)}
+    assert set(pages.places(texts)) == stated

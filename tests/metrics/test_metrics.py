@@ -275,9 +275,7 @@ def test_measures_see_neither_rotation_nor_scale_nor_order(seed, exponent):
     turned, labels = scale * (H @ turn)[order], 2 - y[order]  # classes in another order, too
     found, expected = every(turned, labels, (W @ turn).flip(0), b), every(H, y, W, b)
     expected["memorization"] *= scale
-    assert {name: value.item() for name, value in found.items()} == pytest.approx(
-        {name: value.item() for name, value in expected.items()}, rel=1e-8
-    )
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
     for measure in (metrics.nc1, metrics.trace_ratio, metrics.cdnv):
         assert measure(turned + scale, labels).item() == pytest.approx(measure(H, y).item(), rel=1e-8)
     M, turned_M = metrics.class_means(H, y)[0], metrics.class_means(turned, labels)[0]

@@ -39,9 +39,8 @@ def loader_of(kind):
     if kind == "stream":
         return DataLoader(Stream(), batch_size=6, **workers)
     if kind == "batches":  # the generator lies deeper than in the loader
-        return DataLoader(
-            data, batch_sampler=BatchSampler(RandomSampler(data, generator=generator), 6, False), **workers
-        )
+        sampler = BatchSampler(RandomSampler(data, generator=generator), 6, False)
+        return DataLoader(data, batch_sampler=sampler, **workers)
     options = {"global": {}, "own": {"generator": generator}, "workers": {"generator": generator, **workers}}
     return DataLoader(data, batch_size=6, shuffle=True, **options[kind])
 

@@ -10,9 +10,9 @@ from lib.models.losses import label_smoothing, squared_error
 quick = settings(deadline=None)
 
 
-def random_scores(N, K, seed, scale=3.0):
+def random_scores(N, K, seed):
     generator = torch.Generator().manual_seed(seed)
-    scores = scale * torch.randn(N, K, dtype=torch.float64, generator=generator)
+    scores = 3 * torch.randn(N, K, dtype=torch.float64, generator=generator)
     return scores, torch.randint(K, (N,), generator=generator)
 
 

@@ -5,13 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from lib.book.chapters import ROOT
 
 
 @pytest.fixture
@@ -35,26 +32,3 @@ def start():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)
         one.wait()
-
-
-@pytest.fixture
-def two_threads():
-    """For torch in this process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def wait_for():
-    """Wait until a condition holds."""
-
-    def wait(condition, seconds=60):
-        end = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.01)
-        return found
-
-    return wait

@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from lib.book.chapters import ROOT
 from lib.runs import devices
 
 
@@ -80,7 +80,7 @@ def test_auto_is_the_card_where_there_is_one_and_the_choice_is_noted_with_its_na
 def test_asking_for_a_driver_does_not_import_torch():
     code = "from lib.runs import devices; devices.DRIVERS = (); devices.missing(), devices.name('cpu')"
     code = f"import sys; {code}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2], check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

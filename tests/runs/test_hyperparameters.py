@@ -8,6 +8,7 @@ import optuna
 import pytest
 from sweep_tasks import __file__ as tasks
 from sweep_tasks import objective
+from waiting import wait_for
 
 from lib.runs import hyperparameters
 from lib.runs.hyperparameters import search
@@ -41,10 +42,10 @@ def test_a_search_that_goes_on_finds_what_it_would_have_found(tmp_path):
     assert values(search(objective, tmp_path / "other.log", 25, 9, seed=4)) != values(whole)
 
 
-def test_workers_share_the_trials_and_what_a_killed_one_leaves_others_finish(journal, start, wait_for):
+def test_workers_share_the_trials_and_what_a_killed_one_leaves_others_finish(journal, start):
     call = json.dumps({"journal": str(journal), "trials": 16, "resource": 9})
     victim = start(tasks, "search", call, seconds=30)
-    wait_for(lambda: journal.exists() and '"param_name":"x"' in journal.read_text())
+    wait_for(lambda: journal.exists() and '"param_name":"x"' in journal.read_text(), "the first trial")
     time.sleep(0.3)  # it may still hold the lock of the journal; then it sleeps
     victim.kill()
     victim.wait()

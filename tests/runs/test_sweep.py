@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sweep_tasks as tasks
 import torch
+from waiting import wait_for
 
 from lib.runs import sweep
 
@@ -92,17 +93,26 @@ def test_what_is_not_asked_for_is_not_computed_and_what_there_is_is_shown(tmp_pa
         assert sweep.asked_for() is asked
 
 
+@pytest.fixture
+def two_threads():
+    """For torch in this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_run_has_one_thread_and_the_caller_keeps_its_own(tmp_path, jobs, two_threads):
     assert sweep.run(tasks.threads, [{"x": x} for x in range(3)], tmp_path, jobs=jobs) == [1] * 3
     assert torch.get_num_threads() == 2
 
 
-def test_a_sweep_that_was_killed_resumes_recomputes_nothing_and_gives_the_results_in_order(tmp_path, start, wait_for):
+def test_a_sweep_that_was_killed_resumes_recomputes_nothing_and_gives_the_results_in_order(tmp_path, start):
     log, folder = tmp_path / "log", tmp_path / "results"
     call = {"configurations": grid(12, log), "folder": str(folder), "jobs": 2}
     process = start(tasks.__file__, "run", json.dumps(call), seconds=0.3)
-    wait_for(lambda: len(list(folder.glob("*.json"))) >= 4)
+    wait_for(lambda: len(list(folder.glob("*.json"))) >= 4, "four results")
     process.kill()  # -9, the parent alone
     process.wait()
     before = [f"{r['configuration']['x']}-{r['configuration']['seed']}" for r in kept(folder)]
@@ -149,7 +159,7 @@ def test_the_death_of_a_local_process_is_one_clear_error_and_the_finished_runs_s
 
 
 def test_a_cluster_that_loses_a_worker_finishes_every_run_once_and_one_that_loses_its_scheduler_says_so(
-    tmp_path, cluster, wait_for
+    tmp_path, cluster
 ):
     log, folder = tmp_path / "log", tmp_path / "cluster"
     configurations = grid(24, log)
@@ -163,8 +173,8 @@ def test_a_cluster_that_loses_a_worker_finishes_every_run_once_and_one_that_lose
         workers[0].send_signal(signal.SIGCONT)
 
     def kill_half_way():
-        wait_for(lambda: len(list(folder.glob("*.json"))) >= 12)
-        wait_for(stopped_in_a_run)
+        wait_for(lambda: len(list(folder.glob("*.json"))) >= 12, "half of the results")
+        wait_for(stopped_in_a_run, "a worker to be stopped in a run")
         workers[0].kill()  # SIGKILL, with a run under way
 
     killer = threading.Thread(target=kill_half_way)
@@ -186,7 +196,7 @@ def test_a_cluster_that_loses_a_worker_finishes_every_run_once_and_one_that_lose
         sweep.run(tasks.reciprocal, [{"x": 0}, {"x": 4}], tmp_path / "other")
 
     def kill():
-        wait_for(lambda: len(list(folder.glob("*.json"))) >= 26)
+        wait_for(lambda: len(list(folder.glob("*.json"))) >= 26, "some more results")
         scheduler.kill()
 
     killer = threading.Thread(target=kill)

@@ -21,16 +21,16 @@ def normal(seed, *shape):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
-def quadratic(seed, n=6):
+def quadratic(seed):
     """A strictly convex quadratic of a vector and a matrix that depend on each other, and its minimiser."""
-    root, b = normal(seed, n, n), normal(seed + 1, n)
-    A = root @ root.T / n + torch.eye(n, dtype=torch.float64)
+    root, b = normal(seed, 6, 6), normal(seed + 1, 6)
+    A = root @ root.T / 6 + torch.eye(6, dtype=torch.float64)
 
     def loss(v, M):
         z = torch.cat([v, M.flatten()])
         return 0.5 * z @ A @ z - b @ z
 
-    return loss, A, b, [normal(seed + 2, 2), normal(seed + 3, 2, (n - 2) // 2)]
+    return loss, A, b, [normal(seed + 2, 2), normal(seed + 3, 2, 2)]
 
 
 def flat(parameters):

@@ -71,12 +71,11 @@ def two_layer_risk(K, n, decays, relu=False):
     return lambda W2, W1, H: objective(H, [W1, W2], y, [lam_w1, lam_w2], lam_h1, relu=relu)
 
 
-def one_layer_weights(minimum, K, n, d, seed=0):
+def one_layer_weights(minimum, K, n, d):
     """Weights, features and bias as a closed form describes them, from its result alone."""
     frame, centre = minimum.gram
     root = math.sqrt(frame) * centred(K) + math.sqrt(centre) / K
-    normal = torch.randn(d, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    means = torch.linalg.qr(normal)[0] @ root
+    means = theory.orthogonal_frame(d, K) @ root
     b = torch.full((K,), minimum.bias, dtype=torch.float64)
     return minimum.alignment * means.T, collapsed(means, n), b
 
@@ -202,9 +201,8 @@ def test_noise_of_given_covariance_shrinks_the_ridge_solution_by_the_factor(K, c
     means = size * theory.orthogonal_frame(d, K, seed=3)
 
     def solve(variance):
-        return torch.linalg.solve(
-            means @ means.T / K + (variance + lam_w) * torch.eye(d, dtype=torch.float64), means / K
-        )
+        second_moments = means @ means.T / K + (variance + lam_w) * torch.eye(d, dtype=torch.float64)
+        return torch.linalg.solve(second_moments, means / K)
 
     factor = theory.noisy_classifier_factor(K, lam_w, lam_h, sigma)
     torch.testing.assert_close(solve(sigma**2), factor * solve(0.0), rtol=1e-9, atol=1e-12)

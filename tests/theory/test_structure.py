@@ -16,13 +16,13 @@ def edges_of(graph):
     return torch.tensor(nx.incidence_matrix(graph).T.toarray(), dtype=torch.float64)
 
 
-def disguised(means, seed, width=3):
+def disguised(means, seed):
     """The same means in more dimensions, turned, in another order and unit."""
     generator = torch.Generator().manual_seed(seed)
     K, d = means.shape
-    frame = torch.linalg.qr(torch.randn(d + width, d + width, generator=generator, dtype=torch.float64))[0]
+    frame = torch.linalg.qr(torch.randn(d + 3, d + 3, generator=generator, dtype=torch.float64))[0]
     order = torch.randperm(K, generator=generator)
-    return 0.37 * torch.nn.functional.pad(means, (0, width))[order] @ frame
+    return 0.37 * torch.nn.functional.pad(means, (0, 3))[order] @ frame
 
 
 GRAPHS = {

@@ -140,8 +140,8 @@ def test_impossible_settings_are_refused(x, wrong):
         train_together(Ensemble(networks(2)), schedule=schedule, **data)
 
 
-def single(runs=2):
-    return Ensemble([network.float() for network in networks(runs)])
+def single():
+    return Ensemble([network.float() for network in networks(2)])
 
 
 def test_in_mixed_precision_features_agree_to_that_of_bfloat16_and_the_head_is_not_rounded(x):

@@ -11,25 +11,25 @@ from lib.models.networks import resnet18
 from lib.training.sgd import SGD, evaluate, train
 
 
-def blobs(N=60, K=3, d=4, dtype=torch.float32):
-    """Well separated classes."""
+def blobs(N=60, d=4, dtype=torch.float32):
+    """Three well separated classes."""
     generator = torch.Generator().manual_seed(0)
-    y = torch.arange(N) % K
-    centres = 3 * torch.randn(K, d, generator=generator, dtype=dtype)
+    y = torch.arange(N) % 3
+    centres = 3 * torch.randn(3, d, generator=generator, dtype=dtype)
     return centres[y] + 0.3 * torch.randn(N, d, generator=generator, dtype=dtype), y
 
 
-def linear(K=3, d=4, dtype=torch.float32):
-    model = nn.Linear(d, K).to(dtype)
+def linear(dtype=torch.float32):
+    model = nn.Linear(4, 3).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
     return model
 
 
-def images(N=24, K=3):
-    x, y = blobs(N, K, 64)
-    return x.view(N, 1, 8, 8), y
+def images():
+    x, y = blobs(24, d=64)
+    return x.view(24, 1, 8, 8), y
 
 
 def same_state(first, second):
