@@ -174,11 +174,7 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     >>> nc1(torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), y).item()  # the means coincide
     nan
     """
-    H, y, counts = _checked(H, y)
-    means, deviations = _deviations(H, y, counts)
-    inverse, directions = between_classes(means, counts, torch.finfo(H.dtype).eps)
-    seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
-    return torch.where(inverse.any(-1), seen, nan)
+    return _nc1(H, y, "samples")
 
 
 def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
@@ -377,18 +373,18 @@ def nc5(means: Tensor, outside_mean: Tensor) -> Tensor:
 
 
 def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
-    """NC1 of the test features: how much classes that training collapses are spread where it has not looked.
+    r"""NC1 of the test features: how much classes that training collapses are spread where it has not looked.
 
-    With classes of unequal size the paper's global mean is that of the class means, and here that of all samples is
-    taken, as in :func:`nc1`; `ClassStatistics.nc1("classes")` is the paper's.
-
-    Arguments, result and errors as :func:`nc1`. Source: Nguyen et al., section 4.1, equation (2).
+    :func:`nc1` with :math:`\mu_G = \frac1K\sum_k \mu_k`, the paper's global mean, which is that of all samples where
+    classes have equal sizes. Arguments, result and errors as there. Source: Nguyen et al., section 4.1, equation (2).
 
     >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
     >>> round(dilation(H, y).item(), 4)
     0.125
+    >>> round(dilation(H[:3], y[:3]).item(), 4), round(nc1(H[:3], y[:3]).item(), 4)  # classes of two and of one
+    (0.1481, 0.1333)
     """
-    return nc1(H_test, y_test)
+    return _nc1(H_test, y_test, "classes")
 
 
 def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Tensor:
@@ -485,6 +481,15 @@ def _deviations(H: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     deviations = H - means[..., y, :]
     correction = class_sums(deviations, y, len(counts)) * weights
     return means + correction, deviations - correction[..., y, :]
+
+
+def _nc1(H: Tensor, y: Tensor, centre: str) -> Tensor:
+    """:func:`nc1` about the mean of all samples, or about that of the class means (`"classes"`)."""
+    H, y, counts = _checked(H, y)
+    means, deviations = _deviations(H, y, counts)
+    inverse, directions = between_classes(means, counts, torch.finfo(H.dtype).eps, centre)
+    seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
+    return torch.where(inverse.any(-1), seen, nan)
 
 
 def _scatters(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

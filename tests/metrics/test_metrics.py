@@ -78,11 +78,12 @@ def test_squared_singular_values_are_those_of_the_covariance_and_the_norm_of_the
     assert list(found) == sorted(found, reverse=True)
 
 
-def nc1_by_hand(H, y):
-    """The definition, term by term; samples, not classes, make the global mean."""
+def nc1_by_hand(H, y, of_classes=False):
+    """The definition, term by term; samples, or else classes, make the global mean."""
     means, H = means_by_hand(H, y), H.numpy()
+    centre = means.mean(0) if of_classes else H.mean(0)
     within = sum(np.outer(row - mean, row - mean) for row, mean in zip(H, means[y], strict=True)) / len(H)
-    between = sum(np.outer(mean - H.mean(0), mean - H.mean(0)) for mean in means) / len(means)
+    between = sum(np.outer(mean - centre, mean - centre) for mean in means) / len(means)
     return np.trace(within @ np.linalg.pinv(between, rcond=1e-10)) / len(means)
 
 
@@ -94,7 +95,7 @@ def test_nc1_is_the_trace_of_within_times_the_pseudo_inverse_of_between(seed, K,
         H, y = H[y.argsort()], torch.arange(K).repeat_interleave(4)
         H += 2 * torch.from_numpy(np.random.default_rng(seed).standard_normal((K, d)))[y]
     assert metrics.nc1(H, y).item() == pytest.approx(nc1_by_hand(H, y), rel=1e-10)
-    assert metrics.dilation(H, y) == metrics.nc1(H, y)
+    assert metrics.dilation(H, y).item() == pytest.approx(nc1_by_hand(H, y, of_classes=True), rel=1e-10)
 
 
 def gram_by_hand(means):
