@@ -8,9 +8,10 @@ import fnmatch
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,11 +134,11 @@ class Page:
         }
 
     def hashes(self) -> dict:
-        """The part of the key that the repository decides: the code cells, the modules of lib, the stored files."""
-        modules = imported_modules(self.code, self.root)
+        """The part of the key that the repository decides: the code cells, what they use of lib, the stored files."""
+        parts = imported_parts(self.code, self.root)
         return {
             "code": code_hash(self.code),
-            "lib": {name: _hash(source) for name, source in modules.items()},
+            "lib": {name: sha("".join(map(_hash, texts)).encode()) for name, texts in parts.items()},
             "files": {path.relative_to(self.root).as_posix(): sha(path.read_bytes()) for path in self.files},
         }
 
@@ -200,35 +201,56 @@ def code_hash(cells) -> str:
     return sha("\n\0\n".join(parts).encode())
 
 
-def imported_modules(cells, root: Path = ROOT) -> dict[str, str]:
-    """The modules of `lib` that the cells use, directly or through other modules of `lib`, and their sources.
+def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
+    """What the cells use of `lib`, directly or through other parts of it: by module, the texts of these definitions.
 
-    Imports are read from the syntax tree, those inside functions included; modules named only at run time
-    (`importlib.import_module`) are not seen. What a package passes on counts as imported from the module that has it:
-    a chapter that uses `metrics.nc1` depends on `lib.metrics.formulas`, and not on the other modules of `lib.metrics`.
+    A definition (of a function, a class, a name) counts where its name stands in code that counts, and of a module that
+    has one the statements that define nothing, too. All of a module counts where it stands without an attribute. What a
+    package passes on counts where it is defined. Imports inside functions are seen, `importlib.import_module` is not.
     """
     files = {}
     for path in (root / "lib").rglob("*.py"):
         files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
-    found: dict[str, str] = {}
+    found: dict[str, set[str]] = {}
+    modules: dict[str, tuple] = {}
     text = "\n".join(cell.source for cell in cells)  # what one cell imports, another one uses
-    queue = [name for cell in cells for name in _used(cell.source, text)]
+    queue = [name for cell in cells for name in _used(_imports(cell.source), text, {""})]
     while queue:
-        name = queue.pop()
+        name, leaf = queue.pop(), ""
         while name and name not in files:
             name, _, leaf = name.rpartition(".")
-            if name in files and files[name].stem == "__init__":
-                name = dict(_imports(files[name].read_text(encoding="utf8"), name)).get(leaf, name)
-        if name and name not in found and not NOT_INPUTS.match(name):
-            found[name] = files[name].read_text(encoding="utf8")
+        if not name or NOT_INPUTS.match(name):
+            continue
+        if name not in modules:
+            source = files[name].read_text(encoding="utf8")
             package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
-            queue += _used(found[name], found[name], package)
-    return dict(sorted(found.items()))
+            modules[name] = _definitions(source), _imports(source, package), package
+        parts, imports, package = modules[name]
+        if leaf not in parts and (passed_on := [full for alias, full in imports if alias == leaf]):
+            queue += passed_on
+            continue
+        wanted = {"", leaf}
+        if not leaf or leaf not in parts:
+            wanted = {*parts}
+            queue += [full for _, full in imports]
+        counted = found.setdefault(name, set())
+        while wanted := wanted - counted:
+            counted.add(part := wanted.pop())
+            queue += _used(imports, parts[part]) + _used(_imports(parts[part], package), parts[part], {""})
+            wanted |= _names(parts[part]).keys() & parts.keys()
+    texts = {}
+    for name, counted in sorted(found.items()):
+        parts, imports, _ = modules[name]
+        names = {each for part in counted for each in _names(parts[part])}
+        used = {(alias, full) for alias, full in imports if alias in names or not alias.isidentifier()}
+        lines = [f"import {full.removesuffix('.*')}" + f" as {alias}" * alias.isidentifier() for alias, full in used]
+        texts[name] = [parts[part] for part in sorted(counted)] + sorted(lines)
+    return texts
 
 
 def imported_names(page: Page) -> set[str]:
-    """What a chapter imports, of `lib` and of others, itself or through modules of `lib`, and the packages above."""
-    sources = [*(cell.source for cell in page.code), *imported_modules(page.code, page.root).values()]
+    """What a chapter imports, of `lib` and of others, itself or through parts of `lib`, and the packages above."""
+    sources = itertools.chain([cell.source for cell in page.code], *imported_parts(page.code, page.root).values())
     parts = [name.split(".") for source in sources for _, name in _imports(source)]
     return {".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)}
 
@@ -302,13 +324,32 @@ def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def _used(source: str, text: str, package: str = "") -> list[str]:
-    """What a text uses of what a source imports of `lib`: `lib.metrics.nc1` where it has `metrics.nc1`.
+def _used(imports: list[tuple[str, str]], text: str, otherwise: Iterable[str] = ()) -> list[str]:
+    """What a text uses of what is imported, in full: `lib.metrics.nc1` where it has `metrics.nc1`, `lib.metrics` where
+    that name stands without an attribute. What is imported under no name of its own counts; `otherwise` holds for
+    names that the text does not have."""
+    names = _names(text)
+    found = [(full, names.get(name, otherwise if name.isidentifier() else {""})) for name, full in imports]
+    return [f"{full}.{each}".removesuffix(".") for full, attributes in found for each in attributes]
 
-    Where an imported name stands without an attribute, or nowhere, all of what it names is used.
-    """
-    imported = [(name, full) for name, full in _imports(source, package) if re.match(r"lib\b", full)]
-    return [f"{full}.{each}".removesuffix(".") for name, full in imported for each in _names(text).get(name, [""])]
+
+@functools.cache
+def _definitions(source: str) -> dict[str, str]:
+    """The texts of what a module defines at its top level, by name; "" has the statements that define nothing."""
+    body, lines, found = _parse(source).body, source.split("\n"), {"": ""}
+    if not body:  # broken code
+        found[""] = source
+    for node in body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        places = [node] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else []
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            places = [place for target in targets for place in ast.walk(target) if isinstance(place, ast.Name)]
+        first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
+        for name in {getattr(place, "name", "") or place.id for place in places} or {""}:
+            found[name] = found.get(name, "") + "\n".join([*lines[first - 1 : node.end_lineno], ""])
+    return found
 
 
 @functools.cache
@@ -326,7 +367,7 @@ def _names(text: str) -> dict[str, set[str]]:
 
 @functools.cache
 def _hash(source: str) -> str:
-    """Hash of what a module does, in which neither comments nor docstrings nor layout count."""
+    """Hash of what a text of code does, in which neither comments nor docstrings nor layout count."""
     return sha(program(source).encode())
 
 

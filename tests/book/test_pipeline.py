@@ -130,6 +130,8 @@ def test_a_module_that_is_imported_indirectly_makes_its_chapter_stale_and_its_co
     current.write("lib/ledger/profiles.py", "")
     late = "def late():\n    from . import unused\n    from lib.ledger.profiles import pick"
     current.edit("lib/helper.py", "import value", f"import value\n{late}")
+    assert current.stale() == {"one": "lib.deeper changed"}, "nobody calls it"
+    current.edit("lib/helper.py", "return value()", "return value() or late()")
     now = "lib.ledger.profiles is imported now; lib.unused is imported now"
     assert current.stale() == {"one": f"lib.deeper changed; lib.helper changed; {now}"}
 
@@ -141,14 +143,62 @@ def test_of_a_package_only_the_module_counts_that_has_what_is_used(book):
 
     def counted(*code):
         book.chapter("two", *code)
-        return {name.partition(".")[2] for name in chapters.imported_modules(book.page("two").code, book.root)}
+        return {name.partition(".")[2] for name in chapters.imported_parts(book.page("two").code, book.root)}
 
-    assert counted("from lib.shop import a", "a()") == {"shop.one", "deeper"}
+    assert counted("from lib.shop import a", "a()") == {"deeper"}
     assert counted("from lib import shop as s", "s.b  # and no s") == {"shop.two"}
     assert counted("import lib.shop.two", "lib.shop.two.b") == {"shop.two"}
-    everything = {"shop", "shop.one", "shop.two", "deeper"}
+    everything = {"shop", "shop.two", "deeper"}
     assert counted("from lib import shop", "shop.b", "dir(shop)") == everything
     assert counted("import lib.shop") == counted("from lib.shop import *") == everything
+
+
+MODULE = """
+from math import sin as f
+import functools
+import lib.deeper
+
+SIZE, OTHER = 1, 2
+SIZE += 1
+if SIZE:
+    NAMELESS = 3
+
+class Shape:
+    def area(self):
+        return helper()
+
+@functools.cache
+def helper(size=SIZE):
+    return f(size)
+
+def apart():
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "counts"),
+    [
+        ("return helper()", "return 2 * helper()", True),
+        ("return f(size)", "return -f(size)", True),
+        ("1, 2", "1, 3", True),
+        ("+= 1", "+= 2", True),
+        ("NAMELESS = 3", "NAMELESS = 4", True),  # what defines nothing may do anything
+        ("functools.cache", "functools.lru_cache", True),
+        ("sin as f", "cos as f", True),
+        ("def apart():\n    return 1", "def apart():\n    return 2", False),
+        ("def apart():\n    return 1", "", False),
+        ("import lib.deeper\n", "import lib.deeper\nimport json\n", False),
+        ("class Shape:\n", "class Shape:\n    'A shape.'  # of some size\n\n", False),
+    ],
+)
+def test_of_a_module_the_definitions_count_that_what_is_used_needs(book, old, new, counts):
+    book.write("lib/parts.py", MODULE)
+    book.chapter("two", "from lib.parts import Shape", "Shape().area()")
+    before = book.page("two").hashes()
+    assert set(before["lib"]) == {"lib.parts", "lib.deeper"}
+    book.edit("lib/parts.py", old, new)
+    assert (book.page("two").hashes() != before) == counts
 
 
 def test_what_a_chapter_does_not_import_and_what_builds_and_judges_it_is_no_input(current):
