@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import yaml
 
+from lib.ledger.profiles import PROFILES, pick
 from lib.runs.store import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,17 +128,17 @@ class Page:
         """
         look = fingerprint or data_fingerprint
         return {
-            **self.hashes(),
+            **self.hashes(self.parameters(given).get("profile")),
             "parameters": self.parameters(given),
             "versions": {name: version(name) for name in ("torch", "numpy")},
             "data": look(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
         }
 
-    def hashes(self) -> dict:
+    def hashes(self, profile: str | None = None) -> dict:
         """The part of the key that the repository decides: the code cells, what they use of lib, the stored files."""
         parts = imported_parts(self.code, self.root)
         return {
-            "code": code_hash(self.code),
+            "code": code_hash(self.code, profile),
             "lib": {name: sha("".join(map(_hash, texts)).encode()) for name, texts in parts.items()},
             "files": {path.relative_to(self.root).as_posix(): sha(path.read_bytes()) for path in self.files},
         }
@@ -192,13 +193,33 @@ def select(everything: list[Page], pattern: str) -> list[Page]:
     return [page for page in everything if page.name in chosen]
 
 
-def code_hash(cells) -> str:
-    """SHA-256 of the code cells and of the tags that change what executing them does."""
+def code_hash(cells, profile: str | None = None) -> str:
+    """SHA-256 of the code cells and of the tags that change what executing them does.
+
+    Of `SETTINGS` only the column of the profile counts, where the cells do nothing with it but `pick` that.
+    """
+    picked = len(re.findall(r"\bSETTINGS\b", "\n".join(cell.source for cell in cells))) == 2
     parts = []
     for cell in cells:
         tags = sorted(set(cell.metadata.get("tags", [])) & {"parameters", "raises-exception"})
-        parts.append(f"{','.join(tags)}\n{cell.source.strip()}")
+        source = _column(cell.source, profile) if profile in PROFILES and picked else cell.source
+        parts.append(f"{','.join(tags)}\n{source.strip()}")
     return sha("\n\0\n".join(parts).encode())
+
+
+def _column(source: str, profile: str) -> str:
+    """A cell in which the table `SETTINGS` is what `pick(SETTINGS, profile)` makes of it."""
+    for node in _parse(source).body if "SETTINGS" in source else []:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SETTINGS":
+            rows = getattr(node.value, "values", [None])
+            if all(isinstance(row, ast.Tuple) and len(row.elts) in (3, 4) for row in rows):
+                chosen = pick(
+                    {ast.unparse(key): row.elts for key, row in zip(node.value.keys, rows, strict=True)}, profile
+                )
+                table = ", ".join(f"{name}: {ast.unparse(value)}" for name, value in chosen.items())
+                lines = source.split("\n")
+                return "\n".join([*lines[: node.lineno - 1], f"SETTINGS = {{{table}}}", *lines[node.end_lineno :]])
+    return source
 
 
 def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:

@@ -27,7 +27,10 @@ def with_results(page: Page):
     when the chapter has not been executed since its code changed.
     """
     executed = executed_notebook(page)
-    if executed is None or executed.metadata.book.key["code"] != code_hash(page.code):
+    if executed is None:
+        return None
+    key = executed.metadata.book.key
+    if key["code"] != code_hash(page.code, key["parameters"].get("profile")):
         return None
     results = [cell for cell in executed.cells if cell.cell_type == "code"]
     injected = next((cell for cell in results if "injected-parameters" in _tags(cell)), None)

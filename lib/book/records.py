@@ -72,7 +72,7 @@ def _better(taken: dict, page: Page, root: Path) -> str:
     def worth(record):
         return RECORDED.index(record["profile"]), record["machine"]["device"] != "cpu"
 
-    better = worth(kept) > worth(taken) and not changes(page, kept["hashes"])
+    better = worth(kept) > worth(taken) and not changes(page, kept["hashes"], kept["profile"])
     return f"at {kept['profile']} on {kept['machine']['name']}" if better else ""
 
 
@@ -81,7 +81,7 @@ def take(page: Page) -> dict:
     about = noted(page)
     profile = about["key"]["parameters"]["profile"]
     hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
-    if reasons := changes(page, hashes):
+    if reasons := changes(page, hashes, profile):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
     try:
         measured = [claims.judge(shown[claims.MIME]) for shown in claims.collect(executed_notebook(page))]
@@ -130,7 +130,9 @@ def read(root: Path = ROOT) -> dict[str, dict]:
     known, found = {page.short: page for page in chapters(root)}, {}
     for kept in check(root):
         page = known.get(kept["chapter"])
-        reasons = changes(page, kept["hashes"]) if page else ["its chapter is not in the book any more"]
+        reasons = (
+            changes(page, kept["hashes"], kept["profile"]) if page else ["its chapter is not in the book any more"]
+        )
         about = {part: kept[part] for part in ("chapter", "profile", "finished", "machine")}
         for claim in kept["claims"]:
             found[claim["id"]] = _judged({**claim, **about, "outdated": list(reasons)})
@@ -178,10 +180,10 @@ def _load(path: Path) -> dict:
     )
 
 
-def changes(page: Page, hashes: dict) -> list[str]:
+def changes(page: Page, hashes: dict, profile: str) -> list[str]:
     """What has changed in a chapter since it had these hashes, in words: its code, its files, what it uses of `lib`."""
     other = {"parameters": {}, "versions": {}, "data": None}
-    return differences({**hashes, **other}, {**page.hashes(), **other})
+    return differences({**hashes, **other}, {**page.hashes(profile), **other})
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
