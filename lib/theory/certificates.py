@@ -46,7 +46,7 @@ def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | Non
 def risk_gradient_spectrum(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None) -> Tensor:
     r"""The singular values of :math:`\nabla f(W^\top \hat U)`, `(n_w,)` float64, largest first.
 
-    At a global minimiser other than zero the largest is :math:`\lambda`, and the rank of the minimiser is at
+    At a global minimiser over all widths, other than zero, the largest is :math:`\lambda`, and the rank of the minimiser is at
     most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
 
     >>> from lib.data.sentences import sentence_task
@@ -76,7 +76,7 @@ def optimality_gap(W: Tensor, U: Tensor, x: Tensor, y: Tensor, lam: float, p: Te
     .. math:: \min \mathcal R \;\ge\; \mathbb E_x\, \mathrm{entropy}(q'_x),
 
     the Fenchel dual of :math:`f(D) + \lambda\|D\|_*` at a feasible point. No assumption on `(W, U)`; at a minimiser
-    the gap is 0. Ours.
+    over all widths the gap is 0. Ours.
 
     Raises ValueError if `lam` is not positive. Arguments as :func:`dual_certificate`.
 
