@@ -281,7 +281,7 @@ def uniformity(means: Tensor) -> Tensor:
     """
     means = _checked_rows("means", means)
     checks.integers(2, K=means.shape[-2])
-    distances = _distances(nn.functional.normalize(means, dim=-1))
+    distances = _distances(_directions(means))
     return -distances.log().mean(-1)
 
 
@@ -316,7 +316,7 @@ def duality(W: Tensor, means: Tensor) -> Tensor:
     0.1111
     """
     W, means = _pair(W, means)
-    cosines = nn.functional.cosine_similarity(W.to(means), means, dim=-1)
+    cosines = (_directions(W.to(means)) * _directions(means)).sum(-1)
     return cosines.std(-1, correction=0) / cosines.mean(-1)
 
 
@@ -373,7 +373,7 @@ def nc5(means: Tensor, outside_mean: Tensor) -> Tensor:
     0.3333
     """
     means, outside = _checked_rows("means", means), checks.finite("outside_mean", outside_mean)
-    return nn.functional.cosine_similarity(means, outside[..., None, :].to(means), dim=-1).abs().mean(-1)
+    return (_directions(means) * _directions(outside[..., None, :].to(means))).sum(-1).abs().mean(-1)
 
 
 def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
@@ -557,6 +557,8 @@ def nearest(H: Tensor, means: Tensor) -> Tensor:
     middle = means.mean(-2, keepdim=True)
     near, centred = H - middle, means - middle
     scores = near @ centred.mT - centred.square().sum(-1)[..., None, :] / 2
+    if scores.shape[-1] == 1:
+        return scores.argmax(-1)
     best, second = scores.topk(2).values.unbind(-1)
     size = centred.norm(dim=-1).amax(-1, keepdim=True)
     rounded = H.shape[-1] * (near.norm(dim=-1) + size) + H.norm(dim=-1) + middle.norm(dim=-1)
@@ -578,6 +580,13 @@ def _pair(W: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
 
 def _normalized(M: Tensor) -> Tensor:
     return M / M.norm(dim=(-2, -1), keepdim=True)
+
+
+def _directions(M: Tensor) -> Tensor:
+    """The rows, of any length, scaled to norm 1; those that are zero stay so."""
+    largest = M.abs().amax(-1, keepdim=True)
+    M = M / torch.where(largest > 0, largest, 1)
+    return M / M.norm(dim=-1, keepdim=True).clamp(min=1)  # the largest entry is 1 now
 
 
 def _gram(M: Tensor) -> Tensor:

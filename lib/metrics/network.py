@@ -146,6 +146,8 @@ def measure(
         if classifier is None and (K is None or PENULTIMATE in layers):
             raise ValueError("the output of the model is that of no linear layer: name the head, or give layers and K")
         K = len(classifier.weight) if K is None else K
+        if classifier and K == len(classifier.weight) == 1:
+            raise ValueError(f"the head {classifier.name!r} has one row: give the number of classes, K=2")
         checks.integers(2, K=K)
         if nc4 and len(classifier.weight) != K:
             raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
@@ -177,18 +179,32 @@ def measure(
                     rows[PENULTIMATE]["nc4"] = _disagreement(features, W, b, part.means, group)
                     del features
         found.notes = _notes(collected, rows, classifier, centre)
+        if nc4 and rows[PENULTIMATE]["nc4"] is None:
+            wide = f"the head {classifier.name!r} has the weight {tuple(classifier.weight.shape)}"
+            found.notes.append(f"no NC4: {wide}, features have d = {rows[PENULTIMATE]['d']}")
+        if len(classes) < K:
+            found.notes.append(f"{K - len(classes)} of {K} classes have no sample and are left out")
         if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
             found.notes.append("the share of this process only; group=torch.distributed.group.WORLD measures all")
         del collected, kept, part  # before those of other samples are made
         try:
             if test_loader is not None:
-                for name, part in statistics(peeked(test_loader)[1])[1].items():
+                seen, others = statistics(peeked(test_loader)[1])
+                for name, part in others.items():
                     rows[name]["dilation"] = part.nc1(centre)
+                if not torch.equal(classes, seen):
+                    found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
+                least = int(part.counts.min())
+                if few := [name for name in others if _few(rows[name]["dilation"], rows[name]["d"], part.K, least)]:
+                    found.notes.append(f"too few test samples of a class for dilation: {', '.join(map(named, few))}")
         except ValueError as error:
             raise ValueError(f"test_loader: {error}") from error
-        if outside_loader is not None:
-            for name, part in statistics(peeked(outside_loader)[1], K=1)[1].items():
-                rows[name]["nc5"] = formulas.nc5(found.statistics[name].means, part.means[0]).item()
+        try:
+            if outside_loader is not None:
+                for name, part in statistics(peeked(outside_loader)[1], K=1)[1].items():
+                    rows[name]["nc5"] = formulas.nc5(found.statistics[name].means, part.means[0]).item()
+        except ValueError as error:
+            raise ValueError(f"outside_loader: {error}") from error
     found += [{column: row[column] for column in COLUMNS if column in row} for row in rows.values()]
     return found
 
@@ -246,11 +262,20 @@ def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: H
     notes[0] += f"; centred at the mean of {'the class means' if centre == 'classes' else 'all samples'}"
     if most > 2 * least:
         notes.append("unequal classes: NC1 and NC2 depend on the centre, and large classes decide the spreads")
-    # with noise of one variance in all directions NC1 is about its true value times 1 - lost, see the book
-    lost = {name: row["nc1"] * (row["d"] - K) / (K - 1) / max(least - 1, 1) for name, row in rows.items()}
-    if few := [name for name in rows if lost[name] > TOLERATED]:
+    plain = {each.forward for each in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+    if PENULTIMATE in rows and type(head.module).forward not in plain:
+        notes.append(f"the head {head.name!r} is no plain linear layer: NC3, duality and NC4 see weight and bias alone")
+    if few := [name for name, row in rows.items() if _few(row["nc1"], row["d"], K, least)]:
         notes.append(f"too few samples of a class for their NC1, which may be far off: {', '.join(map(named, few))}")
     return notes
+
+
+def _few(nc1: float, d: int, K: int, least: int) -> bool:
+    """Would noise of one variance in all directions take a share of NC1 away, in means of `least` samples at the least?
+
+    About `nc1` times what is below, by NC1 of noise alone: there `K` means span less than `d` directions, or all.
+    """
+    return least == 1 or nc1 * ((d - K) / (K - 1) if d > K else (K - d - 2) / d) / (least - 1) > TOLERATED
 
 
 def _again(reader: Reader, loader, head: Head) -> Iterator[Tensor]:
@@ -268,8 +293,8 @@ def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means
     for H in features:
         if not len(H):  # all of them with labels that are ignored
             continue
-        H = H.to(means.device, torch.promote_types(H.dtype, torch.float32))
-        wrong = formulas.nc4(H, W.to(H), b if b is None else b.to(H), means.to(H))
+        H = H.to(means)  # in float64: means far from the origin keep their digits, and autocast leaves it alone
+        wrong = formulas.nc4(H, W, b, means)
         counted += torch.stack([wrong.double() * len(H), torch.tensor(len(H), device=H.device)])
         del H  # before the next are made
     if group is not None:

@@ -106,7 +106,10 @@ class Reader:
             return lambda module, inputs, named, output: outputs.update({name: _copied(output)})
 
         def of_head(module, inputs, named, output):
-            outputs[PENULTIMATE] = next(chain(inputs, named.values())), output
+            given = _copied(next(chain(inputs, named.values())))
+            if module.weight.ndim == 3 and isinstance(given, Tensor):  # a convolution: (N, d, T) to tokens (N, T, d)
+                given = given.mT
+            outputs[PENULTIMATE] = given, output
 
         hooks = [(module, of_output(name)) for name, module in layers.items() if name != PENULTIMATE]
         if PENULTIMATE in layers:
@@ -135,6 +138,8 @@ class Reader:
 
     def _split(self, batch) -> tuple:
         """Inputs and labels of a batch."""
+        if isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) < 2):
+            raise ValueError(f"a batch is no (x, y), but has {_kind(batch)}")
         if not isinstance(batch, Mapping):
             return batch[0], batch[1]
         known = (self.label_key,) if self.label_key else LABELS
@@ -155,12 +160,12 @@ class Reader:
 
     def _rows(self, name: str, output, x) -> Tensor:
         """Features `(n_samples, d)` made of what a module gave."""
-        if not isinstance(output, Tensor) or output.ndim < 2:
-            raise ValueError(f"the layer {name!r} gives {_kind(output)}; a tensor (n_samples, ...) needed")
         if callable(self.reduce):
             output = self.reduce(output, x) if self.sees_batch else self.reduce(output)
             if not isinstance(output, Tensor) or output.ndim != 2:
                 raise ValueError(f"reduce makes {_kind(output)} of the layer {name!r}; a tensor (n_samples, d) needed")
+        if not isinstance(output, Tensor) or output.ndim < 2:
+            raise ValueError(f"the layer {name!r} gives {_kind(output)}; a tensor (n_samples, ...) needed")
         if output.ndim == 2 or self.reduce == "flatten":
             return output.flatten(1)
         dtype = torch.promote_types(output.dtype, torch.float32)

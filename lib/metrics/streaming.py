@@ -71,6 +71,7 @@ class ClassStatistics:
     (60, True)
     """
 
+    @torch.inference_mode(False)  # so that what is kept can be changed in either mode
     def __init__(self, K: int, d: int, device: torch.device | str | None = None, chance: bool = False):
         checks.integers(1, K=K, d=d)
         self.K, self.d, self.chance = K, d, chance
@@ -88,6 +89,7 @@ class ClassStatistics:
         self._eps = torch.tensor(torch.finfo(torch.float64).eps, **double)
         self._rows, self._labels, self._waiting = torch.zeros(0, d, device=device), self._counts[:0], 0
 
+    @torch.inference_mode(False)
     def update(self, H: Tensor, y: Tensor) -> None:
         """Take in features `(n_samples, d)` with their labels `(n_samples,)`; ValueError for what is no such thing."""
         if H.ndim != 2 or H.shape[1] != self.d:
@@ -314,8 +316,12 @@ class ClassStatistics:
         """
         if not self.chance:
             raise ValueError("labels were not drawn at random: ClassStatistics(K, d, chance=True) does so")
-        means, counts = self._means(), self._drawn_counts
-        drawn = self._drawn_sums / counts.clamp(min=1)[:, None]
+        means = self._means()  # takes in what waits, and draws for it
+        there = self._drawn_counts > 0
+        if there.sum() < 2:
+            return nan
+        counts = self._drawn_counts[there]
+        drawn = self._drawn_sums[there] / counts[:, None]
         middle = formulas.centre_of(means, self._counts)
 
         def seen(directions: Tensor) -> Tensor:  # all scatter, less that of the means of the drawn classes
@@ -355,7 +361,10 @@ class ClassStatistics:
         }
 
     def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> float:
-        inverse, directions = formulas.between_classes(means, counts, float(self._eps), centre)
+        # sums are of float64: what they round, and not what the features do, decides whether means coincide
+        near = means - formulas.centre_of(means, counts, centre)
+        near *= near.norm() > 4 * torch.finfo(near.dtype).eps * means.norm()
+        inverse, directions = formulas.between_classes(near, counts, float(self._eps), centre)
         value = (seen(directions) * inverse.square()).sum() / self.samples
         return value.clamp(min=0).item() if inverse.any() else nan
 

@@ -114,7 +114,9 @@ class Measures(_Table, list):
         path = Path(path)
         if _kind(path) == ".csv":
             with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, [name for name in COLUMNS if any(name in row for row in self)])
+                known = dict.fromkeys(name for row in self for name in row)
+                names = [name for name in ("epoch", *COLUMNS) if name in known]
+                writer = csv.DictWriter(file, [*names, *(name for name in known if name not in names)])
                 writer.writeheader()
                 writer.writerows(self)
             return

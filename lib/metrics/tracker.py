@@ -62,7 +62,8 @@ class Tracker:
         self, model: nn.Module, loader: Loader, layers: Layer | Iterable[Layer] | None = None, *,
         every: int | Collection[int] = 1, **options,
     ):  # fmt: skip
-        for name, given in (("loader", loader), ("test_loader", options.get("test_loader"))):
+        loaders = {"loader": loader} | {name: options.get(name) for name in ("test_loader", "outside_loader")}
+        for name, given in loaders.items():
             if isinstance(given, Iterator):
                 raise ValueError(f"{name} can be read once only: give a DataLoader, a list or a function")
         if not isinstance(every, Collection):

@@ -46,8 +46,8 @@ def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | Non
 def risk_gradient_spectrum(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None) -> Tensor:
     r"""The singular values of :math:`\nabla f(W^\top \hat U)`, `(n_w,)` float64, largest first.
 
-    At a global minimiser over all widths, other than zero, the largest is :math:`\lambda`, and the rank of the minimiser is at
-    most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
+    At a global minimiser over all widths, other than zero, the largest is :math:`\lambda`, and the rank of the
+    minimiser is at most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
 
     >>> from lib.data.sentences import sentence_task
     >>> x, y, p = sentence_task(n_c=2, n_w=4, L=2).enumerate()

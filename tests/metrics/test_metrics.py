@@ -258,6 +258,14 @@ def test_nc1_where_all_class_means_coincide_is_nan_though_rounding_tells_them_ap
     assert isnan(statistics.nc1())
 
 
+@pytest.mark.parametrize("size", [1e-13, 1e13])
+def test_cosines_of_vectors_of_any_length_are_those_of_their_directions(size):
+    W, means = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    for measure, *vectors in ((metrics.duality, W, means), (metrics.uniformity, means), (metrics.nc5, means, W[0])):
+        assert measure(*(size * part for part in vectors)) == pytest.approx(measure(*vectors).item(), rel=1e-5)
+    assert metrics.nc4(W, W[:1], None, means[:1]) == 0, "there is one class only"
+
+
 def test_what_has_no_direction_is_nan():
     zero, means = torch.zeros(3, 4), torch.eye(3, 4)
     values = metrics.nc3(zero, means), metrics.nc3(means, zero), metrics.nc2_etf(zero), metrics.nc2_of(zero)
@@ -519,6 +527,9 @@ identity, wide = nn.Sequential(nn.Identity()), torch.ones(4, 9000)
         ({"layers": "conv", "nc4": True}, "nc4"),
         ({"loader": []}, "^the loader has no batch"),
         ({"test_loader": []}, "test_loader: the loader has no batch"),
+        ({"outside_loader": []}, "outside_loader: the loader has no batch"),
+        ({"loader": [images(4)[0]]}, "a batch is no .x, y., but has shape"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(36, 1).double()), "layers": None}, "one row: .* K=2"),
         ({"test_loader": [(images(2)[0], y[:2])]}, "test_loader: class 2 has no sample"),
         ({"loader": [*batches(), (images()[0] * float("nan"), images()[1])]}, "'penultimate', batch 6: H has 200"),
         ({"loader": [(images(4)[0], ["cat"] * 4)]}, r"words: give their numbers 0..K-1, as \[names.index"),

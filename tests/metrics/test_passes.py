@@ -125,6 +125,35 @@ def test_of_a_sequence_classifier_the_token_that_it_takes_is_the_sample():
     assert row["nc1"] == pytest.approx(found[1]["nc1"], rel=1e-4)
 
 
+class Cosine(nn.Linear):
+    """Scores that are cosines."""
+
+    def forward(self, h):
+        return super().forward(nn.functional.normalize(h))
+
+
+def test_of_a_one_dimensional_convolution_the_channels_are_features_and_what_a_weight_alone_does_not_say_is_noted():
+    torch.manual_seed(0)
+    x, y = samples()
+    body, head = nn.Conv1d(1, 8, 3, padding=1), nn.Conv1d(8, 3, 1)
+    wrapped = nn.Sequential(body, nn.ReLU(), head, nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    found = measure(wrapped, [(x[:, None], y)], head="2", nc4=True)
+    check(found[0], body(x[:, None]).relu().mean(2), y, head)
+    assert "plain" not in str(found)
+    plain, cosine = nn.Sequential(nn.Linear(6, 8), nn.ReLU()), Cosine(8, 3)
+    assert "'1' is no plain linear layer" in str(measure(nn.Sequential(plain, cosine), [(x, y)]))
+
+
+def test_too_few_samples_are_noted_with_more_classes_than_dimensions_too_and_in_the_test_set():
+    y = torch.arange(600) % 30
+    x = torch.randn(600, 10, generator=torch.Generator().manual_seed(0))
+    few = "too few samples of a class for their NC1"
+    apart = x + 50 * torch.randn(30, 10, generator=torch.Generator().manual_seed(1))[y]
+    assert few in str(measure(nn.Linear(10, 30), [(x, y)])) and few not in str(measure(nn.Linear(10, 30), [(apart, y)]))
+    (x, y), test = samples(), "too few test samples of a class for dilation"
+    assert test in str(measure(network(), [(x, y)], test_loader=[(x[:3], y[:3])]))
+
+
 # Dilation -------------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +266,9 @@ def test_a_class_that_does_not_occur_is_named_or_skipped():
     small[2].weight.data, small[2].bias.data = (part.data[[3, 5, 998]] for part in (model[2].weight, model[2].bias))
     expected = numbers(measure(small, [samples()], nc4=True, test_loader=[samples()])[0])
     assert found.K == 3 and "3 classes of 20 samples" in str(found) and found[0]["nc1_chance"] > 0
+    assert "997 of 1000 classes have no sample and are left out" in found.notes
+    others = measure(model, [(x, y)], missing="skip", test_loader=[(x[y > 3], y[y > 3])])
+    assert "the test samples are of 2 classes, and not of the same" in others.notes
     assert {name: found[0][name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from lib import metrics
 from lib.metrics import ClassStatistics, streaming
@@ -149,8 +150,26 @@ def test_chance_is_nc1_with_labels_that_were_shuffled(order):
     shuffled = [metrics.nc1(H.double(), y[torch.randperm(4000, generator=generator)]).item() for _ in range(40)]
     assert metrics.nc1(H.double(), y).item() < min(shuffled) / 100
     assert min(shuffled) < chance < max(shuffled)
+    drawn = torch.randint(20, (30,), generator=torch.Generator().manual_seed(streaming.SEED)).unique(
+        return_inverse=True
+    )
+    few = collected(H[:30].double(), torch.arange(30) % 20, 30, 20, chance=True)
+    assert len(drawn[0]) < 20 and few.chance_nc1() == pytest.approx(metrics.nc1(H[:30].double(), drawn[1]).item())
     with pytest.raises(ValueError, match="chance=True"):
         collected(H, y, 128, 4).chance_nc1()
+
+
+@torch.inference_mode()
+def test_nc1_of_float32_features_far_from_the_origin_is_that_of_their_values():
+    generator = torch.Generator().manual_seed(0)
+    y, noise = torch.arange(4000) % 10, torch.randn(4000, 64, generator=generator).double()
+    H = (1e4 + 2e-3 * torch.randn(10, 64, generator=generator).double()[y] + 1e-3 * noise).float()
+    statistics = collected(H, y, 512, 10)
+    assert statistics.nc1() == pytest.approx(metrics.nc1(H.double() - 1e4, y).item(), rel=1e-5)
+    head, means = nn.Linear(64, 10), metrics.class_means(H.double(), y)[0]
+    (row,) = metrics.measure(head, [(H, y)], nc4=True)
+    W, b = head.weight.double(), head.bias.double()
+    assert row["nc4"] == metrics.nc4(H.double(), W, b, means).item()
 
 
 @pytest.mark.parametrize("centre", ["samples", "classes"])
