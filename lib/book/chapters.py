@@ -195,15 +195,13 @@ def code_hash(cells, profile: str | None = None) -> str:
 def _column(source: str, profile: str) -> str:
     """A cell in which the table `SETTINGS` is what `pick(SETTINGS, profile)` makes of it."""
     for node in _parse(source).body if "SETTINGS" in source else []:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SETTINGS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
             rows = getattr(node.value, "values", [None])
             if all(isinstance(row, ast.Tuple) and len(row.elts) in (3, 4) for row in rows):
-                chosen = pick(
-                    {ast.unparse(key): row.elts for key, row in zip(node.value.keys, rows, strict=True)}, profile
-                )
-                table = ", ".join(f"{name}: {ast.unparse(value)}" for name, value in chosen.items())
+                node.value.values = [*pick(dict(enumerate(row.elts for row in rows)), profile).values()]
                 lines = source.split("\n")
-                return "\n".join([*lines[: node.lineno - 1], f"SETTINGS = {{{table}}}", *lines[node.end_lineno :]])
+                lines[node.lineno - 1 : node.end_lineno] = [ast.unparse(node)]
+                return "\n".join(lines)
     return source
 
 
