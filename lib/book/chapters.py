@@ -8,7 +8,6 @@ import fnmatch
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -215,7 +214,6 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
     files = {}
     for path in (root / "lib").rglob("*.py"):
         files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
-    found: dict[str, set[str]] = {}
     modules: dict[str, tuple] = {}
     text = "\n".join(cell.source for cell in cells)  # what one cell imports, another one uses
     queue = [name for cell in cells for name in _used(_imports(cell.source), text, {""})]
@@ -228,8 +226,8 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
         if name not in modules:
             source = files[name].read_text(encoding="utf8")
             package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
-            modules[name] = _definitions(source), _imports(source, package), package
-        parts, imports, package = modules[name]
+            modules[name] = _definitions(source), _imports(source, package), package, set()
+        parts, imports, package, counted = modules[name]
         if leaf not in parts and (passed_on := [full for alias, full in imports if alias == leaf]):
             queue += passed_on
             continue
@@ -237,25 +235,24 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
         if not leaf or leaf not in parts:
             wanted = {*parts}
             queue += [full for _, full in imports]
-        counted = found.setdefault(name, set())
         while wanted := wanted - counted:
             counted.add(part := wanted.pop())
             queue += _used(imports, parts[part]) + _used(_imports(parts[part], package), parts[part], {""})
             wanted |= _names(parts[part]).keys() & parts.keys()
     texts = {}
-    for name, counted in sorted(found.items()):
-        parts, imports, _ = modules[name]
+    for name, (parts, imports, _, counted) in sorted(modules.items()):
         names = {each for part in counted for each in _names(parts[part])}
         used = {(alias, full) for alias, full in imports if alias in names or not alias.isidentifier()}
         lines = [f"import {full.removesuffix('.*')}" + f" as {alias}" * alias.isidentifier() for alias, full in used]
-        texts[name] = [parts[part] for part in sorted(counted)] + sorted(lines)
+        if counted:
+            texts[name] = [parts[part] for part in sorted(counted)] + sorted(lines)
     return texts
 
 
 def imported_names(page: Page) -> set[str]:
     """What a chapter imports, of `lib` and of others, itself or through parts of `lib`, and the packages above."""
-    sources = itertools.chain([cell.source for cell in page.code], *imported_parts(page.code, page.root).values())
-    parts = [name.split(".") for source in sources for _, name in _imports(source)]
+    sources = [[cell.source for cell in page.code], *imported_parts(page.code, page.root).values()]
+    parts = [name.split(".") for texts in sources for source in texts for _, name in _imports(source)]
     return {".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)}
 
 
@@ -322,8 +319,8 @@ def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
         if isinstance(node, ast.Import):
             found += [(alias.asname or alias.name, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
-            where = ".".join([*above, *([node.module] if node.module else [])])
+            above = package.rsplit(".", node.level - 1)[0] if node.level else None
+            where = ".".join(filter(None, [above, node.module]))
             found += [(alias.asname or alias.name, f"{where}.{alias.name}") for alias in node.names]
     return found
 
@@ -340,18 +337,17 @@ def _used(imports: list[tuple[str, str]], text: str, otherwise: Iterable[str] = 
 @functools.cache
 def _definitions(source: str) -> dict[str, str]:
     """The texts of what a module defines at its top level, by name; "" has the statements that define nothing."""
-    body, lines, found = _parse(source).body, source.split("\n"), {"": ""}
-    if not body:  # broken code
-        found[""] = source
+    body, lines = _parse(source).body, source.split("\n")
+    found = {"": "" if body else source}  # broken code as it is
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
-        places = [node] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else []
+        names = {node.name} if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else set()
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            places = [place for target in targets for place in ast.walk(target) if isinstance(place, ast.Name)]
+            names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
         first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
-        for name in {getattr(place, "name", "") or place.id for place in places} or {""}:
+        for name in names or {""}:
             found[name] = found.get(name, "") + "\n".join([*lines[first - 1 : node.end_lineno], ""])
     return found
 
