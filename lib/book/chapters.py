@@ -262,15 +262,12 @@ def data_fingerprint(dataset: str = "auto") -> str:
     Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
     does not.
     """
-    roots = [Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))]
-    own = Path(os.path.expanduser(str(dataset)))  # where there is no such user, the name as it is
-    if own.exists():
-        roots.append(own)
+    places = os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book", str(dataset)
+    roots = [Path(os.path.expanduser(place)) for place in places]  # where there is no such user, the name as it is
     entries = []
     for number, root in enumerate(map(str, roots)):
         below = (f"{at}/{name}" for at, _, names in os.walk(root) for name in names)
-        places = [root] if os.path.isfile(root) else below
-        for place in places:  # text and no Path: there may be many thousands
+        for place in [root] if os.path.isfile(root) else below:  # text and no Path: there may be many thousands
             with contextlib.suppress(OSError):
                 status = os.stat(place)
                 entries.append(f"{number}{place[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
