@@ -161,20 +161,16 @@ def select(everything: list[Page], pattern: str) -> list[Page]:
     wanted = [part.strip() for part in pattern.split(",") if part.strip()]
     if not wanted:
         return everything
+    names = [name for page in everything for name in (page.name, page.short)]
     chosen = set()
     for part in wanted:
         plain = part.removeprefix("./").removesuffix(".md").removesuffix("/")
-        hits = [
-            page.name
-            for page in everything
-            for name in (page.name, page.short)
-            if fnmatch.fnmatchcase(name, plain) or name.startswith(f"{plain}/")
-        ]
+        hits = [name for name in names if fnmatch.fnmatchcase(name, plain) or name.startswith(f"{plain}/")]
         if not hits:
             known = "\n  ".join(f"{page.name}.md" for page in everything)
             raise BadInput(f"unknown chapter {part!r}; known chapters:\n  {known}")
         chosen.update(hits)
-    return [page for page in everything if page.name in chosen]
+    return [page for page in everything if chosen & {page.name, page.short}]
 
 
 def code_hash(cells, profile: str | None = None) -> str:
