@@ -245,18 +245,13 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for client in list(clients):
-            _kill_kernel(client)
+            # one that is only beginning has no process yet; kernels lead sessions of their own, children die with them
+            with contextlib.suppress(OSError, AttributeError):
+                os.killpg(client.km.provisioner.process.pid, signal.SIGKILL)
         raise
     pool.shutdown()
     shutil.rmtree(BUILD / "running", ignore_errors=True)
     return done
-
-
-def _kill_kernel(client) -> None:
-    process = getattr(getattr(client.km, "provisioner", None), "process", None)
-    if process is not None:
-        with contextlib.suppress(OSError):  # kernels lead a session of their own, their children die with them
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 # ---------------------------------------------------------------------------------------------------- one chapter
