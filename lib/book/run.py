@@ -48,12 +48,9 @@ class Outcome(NamedTuple):
 # -------------------------------------------------------------------------------------------------- what there is
 
 
-def executed_path(page: Page) -> Path:
-    return BUILD / "executed" / f"{page.name}.ipynb"
-
-
-def _failed_path(page: Page) -> Path:
-    return BUILD / "failed" / f"{page.name}.ipynb"
+def executed_path(page: Page, folder: str = "executed") -> Path:
+    """Where the executed notebook of a chapter lies, or in `failed` what there is of one."""
+    return BUILD / folder / f"{page.name}.ipynb"
 
 
 def executed_notebook(page: Page):
@@ -180,7 +177,7 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
         todo = [*stale(selected, parameters)]  # what lies in the data folder counts
     outcomes = {page: Outcome(page, "up to date") for page in selected if page not in todo}
     for page in outcomes:
-        _failed_path(page).unlink(missing_ok=True)
+        executed_path(page, "failed").unlink(missing_ok=True)
     on_auto = parameters.get("device") == "auto" and any("device" in page.declared for page in todo)
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")
@@ -298,7 +295,7 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     finally:
         progress.remove_task(bar)
     seconds = time.monotonic() - started
-    failed = _failed_path(page)
+    failed = executed_path(page, "failed")
     if error:
         error = _place(begun, len(page.code)) + error
         if result.exists():
