@@ -197,14 +197,11 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
     """
     from lib.ledger.verdict import ORIGINALS
 
-    names = set()
-    for page in pages:
-        code = "\n".join(cell.source for cell in page.code)
-        if parameters.get("profile") == "paper" and page.declared.get("dataset") == "auto" and "download=" in code:
-            names.update(re.findall(f"""["']({"|".join(ORIGINALS)})["']""", code))
-    if not names:
+    codes = ["\n".join(cell.source for cell in page.code) for page in pages if page.declared.get("dataset") == "auto"]
+    wanting = "\n".join(code for code in codes if "download=" in code)
+    names = [name for name in ORIGINALS if re.search(f"""["']{name}["']""", wanting)]
+    if parameters.get("profile") != "paper" or not names:
         return False
-    names = [name for name in ORIGINALS if name in names]
     with console.status(f"looking for {', '.join(names)}"):
         command = [sys.executable, "-m", "lib.data.image_files", "fetch", *names]
         process = subprocess.run(command, cwd=pages[0].root, capture_output=True, text=True)
