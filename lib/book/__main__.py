@@ -139,7 +139,7 @@ def claims():
 
     _validate_claims()
     with run.lock(console.print):
-        rows = site.write_claims(compose.collect(chapters.pages()), records.read())
+        rows = site.write_claims(compose.collect(chapters.pages())[1], records.read())
     table = Table("claim", "verdict", "profile", "chapter", box=None)
     for row in rows:
         table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
@@ -218,7 +218,7 @@ def _report(outcomes: list[run.Outcome]) -> int:
 
     table = Table("chapter", "state", "time", "claims", box=None)
     for outcome in outcomes:
-        records = {} if outcome.state == "FAILED" else compose.collect([outcome.page])
+        records = {} if outcome.state == "FAILED" else compose.collect([outcome.page])[1]
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
         table.add_row(outcome.page.short, outcome.state, seconds, _tally(records.values()))
     console.print(table)

@@ -52,27 +52,23 @@ def _tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
-def render_claims(notebook, page: Page) -> dict[str, dict]:
-    """Judge the claims of a notebook against the declarations of now, in place; returns {id: record}."""
-    records = {}
-    for shown in claims.collect(notebook):
-        record = {**shown[claims.MIME], "chapter": page.short}
-        try:
-            record = claims.judge(record)
-        except (ValueError, KeyError) as error:
-            raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
-        shown[claims.MIME], shown["text/html"] = record, tables.claim(record)
-        records[record["id"]] = record
-    return records
+def collect(everything: list[Page]) -> tuple[dict, dict[str, dict]]:
+    """The chapters as they were last executed (`with_results`), and the records of the claims that they measured.
 
-
-def collect(everything: list[Page]) -> dict[str, dict]:
-    """The records of the claims that the chapters, as last executed, measured; judged by the declarations of now."""
+    The claims are judged by the declarations of now, in the notebooks as well.
+    """
+    notebooks = {page: with_results(page) for page in everything if page.is_chapter}
     records = {}
-    for page in everything:
-        if page.is_chapter and (notebook := with_results(page)) is not None:
-            records |= render_claims(notebook, page)
-    return records
+    for page, notebook in notebooks.items():
+        for shown in claims.collect(notebook) if notebook else ():
+            record = {**shown[claims.MIME], "chapter": page.short}
+            try:
+                record = claims.judge(record)
+            except (ValueError, KeyError) as error:
+                raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
+            shown[claims.MIME], shown["text/html"] = record, tables.claim(record)
+            records[record["id"]] = record
+    return notebooks, records
 
 
 def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
@@ -81,18 +77,14 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     kept: what `lib.book.records.read` found.
     """
     files: dict[str, bytes] = {}
-    chapters = [page for page in everything if page.is_chapter]
-    notebooks = {page: with_results(page) for page in chapters}
+    notebooks, measured = collect(everything)
     missing = [page for page, notebook in notebooks.items() if notebook is None]
-    measured = {}
-    for page, found in notebooks.items():
-        measured |= render_claims(found, page) if found else {}
-    statements = tables.places({page.short: page.text for page in chapters})
+    statements = tables.places({page.short: page.text for page in notebooks})
     marks = {
         "verdicts": lambda: tables.tally(measured),
         "symbols": lambda: symbols.table(symbols.read(root)),
         "ledger": lambda: tables.ledger(measured, kept, statements),
-        "errata": lambda: errata.page(measured, errata.sections([page.path for page in chapters])[0]),
+        "errata": lambda: errata.page(measured, errata.sections(page.path for page in notebooks)[0]),
         "unmeasured": lambda: recorded.overview(kept, measured, root),
         "changes": lambda: changes.page(root, measured),
         "cite authors": lambda: cite(root)["authors"],
