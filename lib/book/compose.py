@@ -107,7 +107,8 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
         composed.cells = [cell for cell in composed.cells if cell not in opening]
-        _insert_note(composed, note)
+        first = next(cell for cell in composed.cells if cell.cell_type == "markdown")
+        first.source = re.sub("(?m)^# .*", lambda title, note=note: f"{title[0]}\n\n{note}\n", first.source, count=1)
         _fold_audit(composed)
         files[f"{page.name}.ipynb"] = nbformat.writes(composed).encode()
     for page in everything:
@@ -213,14 +214,6 @@ The page opens with this code:
 ````
 
 </details>"""
-
-
-def _insert_note(notebook, note: str) -> None:
-    """Put a note right after the first heading of the page."""
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and (heading := re.search(r"^# .*$", cell.source, re.MULTILINE)):
-            cell.source = f"{cell.source[: heading.end()]}\n\n{note}\n{cell.source[heading.end() :]}"
-            return
 
 
 def _fold_audit(notebook) -> None:
