@@ -18,6 +18,7 @@ from lib.ledger import claims, errata
 from lib.ledger import pages as tables
 
 NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
+AUDIT = '<details class="audit"><summary>The list</summary>'
 
 
 def with_results(page: Page):
@@ -99,17 +100,20 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         opening = _opening(notebook) if notebook else []
         note = _run_note(page, opening) if notebook else NOT_EXECUTED
         composed = notebook or _without_results(page)
-        for cell in composed.cells:
-            if cell.cell_type == "markdown":
-                text = tables.measured_by(errata.expand(cell.source, measured, statements), measured)
-                cell.source = _link_chapters(fill(text), page, everything)
+        prose = [cell for cell in composed.cells if cell.cell_type == "markdown"]
+        for cell in prose:
+            text = tables.measured_by(errata.expand(cell.source, measured, statements), measured)
+            cell.source = _link_chapters(fill(text), page, everything)
         if notebook:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
         composed.cells = [cell for cell in composed.cells if cell not in opening]
-        first = next(cell for cell in composed.cells if cell.cell_type == "markdown")
-        first.source = re.sub("(?m)^# .*", lambda title, note=note: f"{title[0]}\n\n{note}\n", first.source, count=1)
-        _fold_audit(composed)
+        for first in prose[:1]:
+            first.source = re.sub("(?m)^# .*", lambda h1, note=note: f"{h1[0]}\n\n{note}\n", first.source, count=1)
+        if re.search("(?m)^## What to remember$", page.text):  # then what was measured is folded below its heading
+            for cell in prose:
+                cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)
+            composed.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
         files[f"{page.name}.ipynb"] = nbformat.writes(composed).encode()
     for page in everything:
         if not page.is_chapter:
@@ -214,16 +218,6 @@ The page opens with this code:
 ````
 
 </details>"""
-
-
-def _fold_audit(notebook) -> None:
-    """Fold what stands below the last heading of a page that says before it what to remember."""
-    prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-    if any(re.search("^## What to remember$", cell.source, re.MULTILINE) for cell in prose):
-        heading, fold = "^## What was measured$", '\n\n<details class="audit"><summary>The list</summary>\n\n'
-        for cell in prose:
-            cell.source = re.sub(heading, lambda match: match[0] + fold, cell.source, flags=re.MULTILINE)
-        notebook.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
 
 
 def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
