@@ -26,13 +26,10 @@ PAPERS = {
     "low-rank-bias": "Low-rank bias",
     "beyond": "Beyond the papers",
 }
-KINDS = ("theorem", "number", "figure", "question")
-#: What can be wrong with a printed statement, the gravest first; a slip of wording or index is none of these.
-FINDINGS = (
-    "false as printed", "another constant", "true with a further condition", "true, with a gap in the proof"
-)  # fmt: skip
-
 _SCHEMA = yaml.safe_load(Path(__file__).with_name("schema.yml").read_text(encoding="utf-8"))
+KINDS = tuple(_SCHEMA["$defs"]["kind"]["enum"])
+#: What can be wrong with a printed statement, the gravest first; a slip of wording or index is none of these.
+FINDINGS = tuple(finding for finding in _SCHEMA["$defs"]["finding"]["enum"] if finding != "slip")
 
 
 class Declared(NamedTuple):
