@@ -37,14 +37,10 @@ def ledger(records: dict[str, dict], recorded: dict[str, dict], statements: dict
     `lib.book.records.read` finds them; without any, their column is left out. statements: {label: address}, as
     `places` finds them, which the place in the paper leads to.
     """
-    declared, rows = declarations.read(), []
-    for name, entry in declared.claims.items():
-        verdict = records[name]["verdict"] if name in records else "not run"
-        shown = declared.errata_of(name)
-        rows.append({"claim": entry, "verdict": verdict, "record": records.get(name), "errata": shown})
     counts = _counts(records)
+    about = {"declared": declarations.read(), "records": records, "recorded": recorded, "statements": statements}
     choices = list(dict.fromkeys(part for verdict in counts for part in (verdict.partition(":")[0], verdict)))
-    return _fill("ledger.html", rows=rows, counts=counts, choices=choices, recorded=recorded, statements=statements)
+    return _fill("ledger.html", counts=counts, choices=choices, **about)
 
 
 def tally(records: dict[str, dict]) -> str:
