@@ -212,7 +212,7 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
         files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
     modules: dict[str, tuple] = {}
     text = "\n".join(cell.source for cell in cells)  # what one cell imports, another one uses
-    queue = [name for cell in cells for name in _used(_imports(cell.source), text, {""})]
+    queue = [name for cell in cells for name in _used(imported(cell.source), text, {""})]
     while queue:
         name, leaf = queue.pop(), ""
         while name and name not in files:
@@ -222,7 +222,7 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
         if name not in modules:
             source = files[name].read_text(encoding="utf8")
             package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
-            modules[name] = _definitions(source), _imports(source, package), package, set()
+            modules[name] = _definitions(source), imported(source, package), package, set()
         parts, imports, package, counted = modules[name]
         if leaf not in parts and (passed_on := [full for alias, full in imports if alias == leaf]):
             queue += passed_on
@@ -233,7 +233,7 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
             queue += [full for _, full in imports]
         while wanted := wanted - counted:
             counted.add(part := wanted.pop())
-            queue += _used(imports, parts[part]) + _used(_imports(parts[part], package), parts[part], {""})
+            queue += _used(imports, parts[part]) + _used(imported(parts[part], package), parts[part], {""})
             wanted |= _names(parts[part]).keys() & parts.keys()
     texts = {}
     for name, (parts, imports, _, counted) in sorted(modules.items()):
@@ -248,7 +248,7 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
 def imported_names(page: Page) -> set[str]:
     """What a chapter imports, of `lib` and of others, itself or through parts of `lib`, and the packages above."""
     sources = [[cell.source for cell in page.code], *imported_parts(page.code, page.root).values()]
-    parts = [name.split(".") for texts in sources for source in texts for _, name in _imports(source)]
+    parts = [name.split(".") for texts in sources for source in texts for _, name in imported(source)]
     return {".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)}
 
 
@@ -302,7 +302,7 @@ def _parse(source: str) -> ast.Module:
 
 
 @functools.cache
-def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
+def imported(source: str, package: str = "") -> list[tuple[str, str]]:
     """What a source imports: the name that it gets there, and in full (`lib.a.b` for `from lib.a import b`).
 
     `package` is the one in which the source lies: relative imports start there.
