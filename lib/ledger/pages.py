@@ -146,12 +146,10 @@ def _indexed(text):
 
 def _words(expectation):
     """What is printed or expected, in words."""
-    for relation in ("printed", "rounds_to", "value", "equals"):
+    for relation in ("printed", "rounds_to", "value", "equals", "below", "above"):
         if relation in expectation:
-            return _number(expectation[relation])
-    for relation in ("below", "above"):
-        if relation in expectation:
-            return f"{relation} {_number(expectation[relation])}"
+            bound = f"{relation} " if relation in ("below", "above") else ""
+            return f"{bound}{_number(expectation[relation])}"
     return "{} to {}".format(*map(_number, expectation["between"])) if "between" in expectation else "—"
 
 
