@@ -132,13 +132,6 @@ def check_device(device: str) -> None:
             raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
 
 
-def allow_files(jobs: int) -> None:
-    """Let a process open as many files as so many kernels side by side, and one of them, need."""
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed < (needed := 96 + 32 * jobs):  # as counted, with some to spare
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
-
-
 def cores() -> int:
     """How many processors this process may use, by its affinity and by the limits of its container."""
     import joblib
@@ -184,7 +177,9 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     if jobs > 1:  # what was never executed may be the longest
         todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
-        allow_files(min(jobs, len(todo)))
+        allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of open files
+        if allowed < (needed := 96 + 32 * min(jobs, len(todo))):  # for kernels side by side, with some to spare
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console)}
     return [outcomes[page] for page in selected]
 
