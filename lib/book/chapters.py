@@ -89,10 +89,9 @@ class Page:
             if "parameters" in cell.metadata.get("tags", []):
                 for node in _parse(cell.source).body:
                     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                        try:
+                        names[node.targets[0].id] = None
+                        with contextlib.suppress(ValueError):  # no plain value
                             names[node.targets[0].id] = ast.literal_eval(node.value)
-                        except ValueError:
-                            names[node.targets[0].id] = None
         return names
 
     @property
