@@ -307,7 +307,6 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     return Outcome(page, "executed", seconds)
 
 
-@functools.cache
 def _register_engine() -> None:
     """Papermill's engine with three additions: cells are counted, the kernel can be found to be killed, and it has an
     environment of its own."""
