@@ -52,12 +52,9 @@ def command(function):
                 if os.environ.get(name) == "":
                     raise chapters.BadInput(f"{name} is given and empty: leave it out, or say what it is")
             status = function(**options)
-        except chapters.BadInput as error:
-            console.print(f"error: {error}")
-            status = 2
-        except chapters.SiteError as error:
+        except (chapters.BadInput, chapters.SiteError) as error:
             console.print(f"error: {error}", style="red")
-            status = 1
+            status = 2 if isinstance(error, chapters.BadInput) else 1
         except KeyboardInterrupt:
             console.print("interrupted: what is finished and the published site are kept, the next build goes on")
             sys.stdout.flush()
@@ -139,7 +136,7 @@ def claims():
 
     _validate_claims()
     with run.lock(console.print):
-        rows = site.write_claims(compose.collect(chapters.pages()), records.read())
+        rows = site.write_claims(compose.collect(chapters.pages())[1], records.read())
     table = Table("claim", "verdict", "profile", "chapter", box=None)
     for row in rows:
         table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
@@ -177,9 +174,8 @@ def record(chapter: Chapter = ""):
 def _selection(profile: str, chapter: str, device: str, seed: int | None):
     """The selected chapters and the parameters to inject; raises BadInput for what is not there."""
     run.check_device(device)
-    parameters: dict = {"profile": profile, "device": device}
-    if seed is not None:
-        parameters["seed"] = seed
+    given = {"profile": profile, "device": device, "seed": seed}
+    parameters = {name: value for name, value in given.items() if value is not None}
     return chapters.select(chapters.chapters(), chapter), parameters
 
 
@@ -218,7 +214,7 @@ def _report(outcomes: list[run.Outcome]) -> int:
 
     table = Table("chapter", "state", "time", "claims", box=None)
     for outcome in outcomes:
-        records = {} if outcome.state == "FAILED" else compose.collect([outcome.page])
+        records = {} if outcome.state == "FAILED" else compose.collect([outcome.page])[1]
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
         table.add_row(outcome.page.short, outcome.state, seconds, _tally(records.values()))
     console.print(table)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from lib.book.chapters import ROOT
+from lib.book.chapters import ROOT, imported
 
 
 class Name(NamedTuple):
@@ -40,9 +40,7 @@ def public(module: str) -> tuple[Name, ...]:
     tree, lines = ast.parse(text), text.splitlines()
     names = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
     if listed := ast.literal_eval(next(names, ast.List([]))):
-        sources = {alias.asname or alias.name: f"{module}.{node.module}" if node.level else node.module
-                   for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-                   if node.level or (node.module or "").startswith("lib.")}  # fmt: skip
+        sources = {name: full.rpartition(".")[0] for name, full in imported(text, module) if full.startswith("lib.")}
         known = {name: found for name, source in sources.items() for found in public(source) if found.name == name}
         return tuple(known[name]._replace(module=module) for name in listed if name in known)
     found = []

@@ -34,17 +34,15 @@ def trim(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf8")
         used |= set(re.findall(r"\bfa-[a-z0-9-]+", text))
-        light = _inline_figures(_ICONS.sub("", text), site / "_images")
+        text = _inline_figures(_ICONS.sub("", text), site / "_images")
         if page != site / "search.html":
-            light = _SEARCH.sub("", light)
+            text = _SEARCH.sub("", text)
         for old, new in _NAMES.items():
-            light = light.replace(old, new)
-        if light != text:
-            page.write_text(light, encoding="utf8")
-    for picture in (site / "_images").glob("*.svg"):
-        picture.unlink()
+            text = text.replace(old, new)
+        page.write_text(text, encoding="utf8")
     static = site / "_static"
-    for path in {*static.rglob("*.map"), *static.glob("scripts/fontawesome.js*")}:
+    needless = {*static.rglob("*.map"), *static.glob("scripts/fontawesome.js*"), *(site / "_images").glob("*.svg")}
+    for path in needless | {*static.glob("vendor/fontawesome/webfonts/*.woff2")}:
         path.unlink()
     for script in (static / "scripts").glob("*.js"):
         used |= set(re.findall(r"\bfa-[a-z0-9-]+", script.read_text(encoding="utf8")))
@@ -83,12 +81,10 @@ def _trim_icons(static: Path, used: set[str]) -> None:
     """Keep, of the style sheet's icons and of their fonts, the used ones and those that style sheets name by number."""
     from fontTools import subset
 
-    characters, sheets = set(), {}
-    for path in static.rglob("*.css"):
-        sheets[path] = path.read_text(encoding="utf8")
-        others = _RULE.sub("", sheets[path])
-        characters |= {int(code, 16) for code in re.findall(r'"\\([ef][0-9a-f]{3})"', others)}
-        characters |= {ord(sign) for sign in others if "\ue000" <= sign <= "\uf8ff"}
+    sheets = {path: path.read_text(encoding="utf8") for path in static.rglob("*.css")}
+    others = _RULE.sub("", "\n".join(sheets.values()))
+    characters = {int(code, 16) for code in re.findall(r'"\\([ef][0-9a-f]{3})"', others)}
+    characters |= {ord(sign) for sign in others if "\ue000" <= sign <= "\uf8ff"}
 
     def keep(rule) -> str:
         if used.isdisjoint(re.findall(r"fa-[a-z0-9-]+", rule[1])):
@@ -97,12 +93,8 @@ def _trim_icons(static: Path, used: set[str]) -> None:
         return rule[0]
 
     for path, text in sheets.items():
-        light = _FACE.sub("", _RULE.sub(keep, text)).replace("div#proof{", "div.a-proof {")
-        if light != text:
-            path.write_text(light, encoding="utf8")
-    fonts = static / "vendor" / "fontawesome" / "webfonts"
+        text = _FACE.sub("", _RULE.sub(keep, text)).replace("div#proof{", "div.a-proof {")
+        path.write_text(text, encoding="utf8")
     unicodes = f"--unicodes={','.join(f'{character:x}' for character in characters)}"
-    for path in fonts.glob("*.ttf"):
+    for path in static.glob("vendor/fontawesome/webfonts/*.ttf"):
         subset.main([str(path), unicodes, f"--output-file={path}", "--drop-tables=FFTM", "--layout-features="])
-    for path in fonts.glob("*.woff2"):
-        path.unlink()

@@ -8,13 +8,11 @@ import fnmatch
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import yaml
 
@@ -73,29 +71,15 @@ class Page:
         """The Markdown source as a notebook without outputs."""
         import jupytext
 
-        with self._readable():
-            return jupytext.reads(self.text, fmt="md:myst")
-
-    @functools.cached_property
-    def code(self) -> list:
-        """The code cells of the notebook, read without all else: each has `source` and `metadata`."""
-        from jupytext.myst import CODE_DIRECTIVE, get_parser, read_fenced_cell
-
-        found, depth = [], 0
-        with self._readable():
-            for token in get_parser().parse(self.text + "\n"):
-                depth += token.nesting
-                if depth == 0 and token.type == "fence" and token.info.startswith(CODE_DIRECTIVE):
-                    metadata, lines = read_fenced_cell(token, len(found), "Code")
-                    found.append(SimpleNamespace(source="\n".join(lines), metadata=metadata))
-        return found
-
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
         try:
-            yield
+            return jupytext.reads(self.text, fmt="md:myst")
         except Exception as error:
             raise BadInput(f"{self.name}.md cannot be read as a MyST Markdown notebook: {error}") from error
+
+    @property
+    def code(self) -> list:
+        """The code cells of the notebook."""
+        return [cell for cell in self.notebook.cells if cell.cell_type == "code"]
 
     @functools.cached_property
     def declared(self) -> dict:
@@ -105,10 +89,9 @@ class Page:
             if "parameters" in cell.metadata.get("tags", []):
                 for node in _parse(cell.source).body:
                     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                        try:
+                        names[node.targets[0].id] = None
+                        with contextlib.suppress(ValueError):  # no plain value
                             names[node.targets[0].id] = ast.literal_eval(node.value)
-                        except ValueError:
-                            names[node.targets[0].id] = None
         return names
 
     @property
@@ -177,20 +160,16 @@ def select(everything: list[Page], pattern: str) -> list[Page]:
     wanted = [part.strip() for part in pattern.split(",") if part.strip()]
     if not wanted:
         return everything
+    names = [name for page in everything for name in (page.name, page.short)]
     chosen = set()
     for part in wanted:
         plain = part.removeprefix("./").removesuffix(".md").removesuffix("/")
-        hits = [
-            page.name
-            for page in everything
-            for name in (page.name, page.short)
-            if fnmatch.fnmatchcase(name, plain) or name.startswith(f"{plain}/")
-        ]
+        hits = [name for name in names if fnmatch.fnmatchcase(name, plain) or name.startswith(f"{plain}/")]
         if not hits:
             known = "\n  ".join(f"{page.name}.md" for page in everything)
             raise BadInput(f"unknown chapter {part!r}; known chapters:\n  {known}")
         chosen.update(hits)
-    return [page for page in everything if page.name in chosen]
+    return [page for page in everything if chosen & {page.name, page.short}]
 
 
 def code_hash(cells, profile: str | None = None) -> str:
@@ -210,15 +189,13 @@ def code_hash(cells, profile: str | None = None) -> str:
 def _column(source: str, profile: str) -> str:
     """A cell in which the table `SETTINGS` is what `pick(SETTINGS, profile)` makes of it."""
     for node in _parse(source).body if "SETTINGS" in source else []:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SETTINGS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
             rows = getattr(node.value, "values", [None])
             if all(isinstance(row, ast.Tuple) and len(row.elts) in (3, 4) for row in rows):
-                chosen = pick(
-                    {ast.unparse(key): row.elts for key, row in zip(node.value.keys, rows, strict=True)}, profile
-                )
-                table = ", ".join(f"{name}: {ast.unparse(value)}" for name, value in chosen.items())
+                node.value.values = [*pick(dict(enumerate(row.elts for row in rows)), profile).values()]
                 lines = source.split("\n")
-                return "\n".join([*lines[: node.lineno - 1], f"SETTINGS = {{{table}}}", *lines[node.end_lineno :]])
+                lines[node.lineno - 1 : node.end_lineno] = [ast.unparse(node)]
+                return "\n".join(lines)
     return source
 
 
@@ -232,10 +209,9 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
     files = {}
     for path in (root / "lib").rglob("*.py"):
         files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
-    found: dict[str, set[str]] = {}
     modules: dict[str, tuple] = {}
     text = "\n".join(cell.source for cell in cells)  # what one cell imports, another one uses
-    queue = [name for cell in cells for name in _used(_imports(cell.source), text, {""})]
+    queue = [name for cell in cells for name in _used(imported(cell.source), text, {""})]
     while queue:
         name, leaf = queue.pop(), ""
         while name and name not in files:
@@ -245,8 +221,8 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
         if name not in modules:
             source = files[name].read_text(encoding="utf8")
             package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
-            modules[name] = _definitions(source), _imports(source, package), package
-        parts, imports, package = modules[name]
+            modules[name] = _definitions(source), imported(source, package), package, set()
+        parts, imports, package, counted = modules[name]
         if leaf not in parts and (passed_on := [full for alias, full in imports if alias == leaf]):
             queue += passed_on
             continue
@@ -254,25 +230,24 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
         if not leaf or leaf not in parts:
             wanted = {*parts}
             queue += [full for _, full in imports]
-        counted = found.setdefault(name, set())
         while wanted := wanted - counted:
             counted.add(part := wanted.pop())
-            queue += _used(imports, parts[part]) + _used(_imports(parts[part], package), parts[part], {""})
+            queue += _used(imports, parts[part]) + _used(imported(parts[part], package), parts[part], {""})
             wanted |= _names(parts[part]).keys() & parts.keys()
     texts = {}
-    for name, counted in sorted(found.items()):
-        parts, imports, _ = modules[name]
+    for name, (parts, imports, _, counted) in sorted(modules.items()):
         names = {each for part in counted for each in _names(parts[part])}
         used = {(alias, full) for alias, full in imports if alias in names or not alias.isidentifier()}
         lines = [f"import {full.removesuffix('.*')}" + f" as {alias}" * alias.isidentifier() for alias, full in used]
-        texts[name] = [parts[part] for part in sorted(counted)] + sorted(lines)
+        if counted:
+            texts[name] = [parts[part] for part in sorted(counted)] + sorted(lines)
     return texts
 
 
 def imported_names(page: Page) -> set[str]:
     """What a chapter imports, of `lib` and of others, itself or through parts of `lib`, and the packages above."""
-    sources = itertools.chain([cell.source for cell in page.code], *imported_parts(page.code, page.root).values())
-    parts = [name.split(".") for source in sources for _, name in _imports(source)]
+    sources = [[cell.source for cell in page.code], *imported_parts(page.code, page.root).values()]
+    parts = [name.split(".") for texts in sources for source in texts for _, name in imported(source)]
     return {".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)}
 
 
@@ -282,15 +257,12 @@ def data_fingerprint(dataset: str = "auto") -> str:
     Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
     does not.
     """
-    roots = [Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))]
-    own = Path(os.path.expanduser(str(dataset)))  # where there is no such user, the name as it is
-    if own.exists():
-        roots.append(own)
+    places = os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book", str(dataset)
+    roots = [Path(os.path.expanduser(place)) for place in places]  # where there is no such user, the name as it is
     entries = []
     for number, root in enumerate(map(str, roots)):
         below = (f"{at}/{name}" for at, _, names in os.walk(root) for name in names)
-        places = [root] if os.path.isfile(root) else below
-        for place in places:  # text and no Path: there may be many thousands
+        for place in [root] if os.path.isfile(root) else below:  # text and no Path: there may be many thousands
             with contextlib.suppress(OSError):
                 status = os.stat(place)
                 entries.append(f"{number}{place[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
@@ -329,7 +301,7 @@ def _parse(source: str) -> ast.Module:
 
 
 @functools.cache
-def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
+def imported(source: str, package: str = "") -> list[tuple[str, str]]:
     """What a source imports: the name that it gets there, and in full (`lib.a.b` for `from lib.a import b`).
 
     `package` is the one in which the source lies: relative imports start there.
@@ -339,8 +311,8 @@ def _imports(source: str, package: str = "") -> list[tuple[str, str]]:
         if isinstance(node, ast.Import):
             found += [(alias.asname or alias.name, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
-            where = ".".join([*above, *([node.module] if node.module else [])])
+            above = package.rsplit(".", node.level - 1)[0] if node.level else None
+            where = ".".join(filter(None, [above, node.module]))
             found += [(alias.asname or alias.name, f"{where}.{alias.name}") for alias in node.names]
     return found
 
@@ -357,18 +329,17 @@ def _used(imports: list[tuple[str, str]], text: str, otherwise: Iterable[str] = 
 @functools.cache
 def _definitions(source: str) -> dict[str, str]:
     """The texts of what a module defines at its top level, by name; "" has the statements that define nothing."""
-    body, lines, found = _parse(source).body, source.split("\n"), {"": ""}
-    if not body:  # broken code
-        found[""] = source
+    body, lines = _parse(source).body, source.split("\n")
+    found = {"": "" if body else source}  # broken code as it is
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
-        places = [node] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else []
+        names = {node.name} if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else set()
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            places = [place for target in targets for place in ast.walk(target) if isinstance(place, ast.Name)]
+            names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
         first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
-        for name in {getattr(place, "name", "") or place.id for place in places} or {""}:
+        for name in names or {""}:
             found[name] = found.get(name, "") + "\n".join([*lines[first - 1 : node.end_lineno], ""])
     return found
 

@@ -18,6 +18,7 @@ from lib.ledger import claims, errata
 from lib.ledger import pages as tables
 
 NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
+AUDIT = '<details class="audit"><summary>The list</summary>'
 
 
 def with_results(page: Page):
@@ -52,27 +53,23 @@ def _tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
-def render_claims(notebook, page: Page) -> dict[str, dict]:
-    """Judge the claims of a notebook against the declarations of now, in place; returns {id: record}."""
-    records = {}
-    for shown in claims.collect(notebook):
-        record = {**shown[claims.MIME], "chapter": page.short}
-        try:
-            record = claims.judge(record)
-        except (ValueError, KeyError) as error:
-            raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
-        shown[claims.MIME], shown["text/html"] = record, tables.claim(record)
-        records[record["id"]] = record
-    return records
+def collect(everything: list[Page]) -> tuple[dict, dict[str, dict]]:
+    """The chapters as they were last executed (`with_results`), and the records of the claims that they measured.
 
-
-def collect(everything: list[Page]) -> dict[str, dict]:
-    """The records of the claims that the chapters, as last executed, measured; judged by the declarations of now."""
+    The claims are judged by the declarations of now, in the notebooks as well.
+    """
+    notebooks = {page: with_results(page) for page in everything if page.is_chapter}
     records = {}
-    for page in everything:
-        if page.is_chapter and (notebook := with_results(page)) is not None:
-            records |= render_claims(notebook, page)
-    return records
+    for page, notebook in notebooks.items():
+        for shown in claims.collect(notebook) if notebook else ():
+            record = {**shown[claims.MIME], "chapter": page.short}
+            try:
+                record = claims.judge(record)
+            except (ValueError, KeyError) as error:
+                raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
+            shown[claims.MIME], shown["text/html"] = record, tables.claim(record)
+            records[record["id"]] = record
+    return notebooks, records
 
 
 def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
@@ -81,18 +78,14 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     kept: what `lib.book.records.read` found.
     """
     files: dict[str, bytes] = {}
-    chapters = [page for page in everything if page.is_chapter]
-    notebooks = {page: with_results(page) for page in chapters}
+    notebooks, measured = collect(everything)
     missing = [page for page, notebook in notebooks.items() if notebook is None]
-    measured = {}
-    for page, found in notebooks.items():
-        measured |= render_claims(found, page) if found else {}
-    statements = tables.places({page.short: page.text for page in chapters})
+    statements = tables.places({page.short: page.text for page in notebooks})
     marks = {
         "verdicts": lambda: tables.tally(measured),
         "symbols": lambda: symbols.table(symbols.read(root)),
         "ledger": lambda: tables.ledger(measured, kept, statements),
-        "errata": lambda: errata.page(measured, errata.sections([page.path for page in chapters])[0]),
+        "errata": lambda: errata.page(measured, errata.sections(page.path for page in notebooks)[0]),
         "unmeasured": lambda: recorded.overview(kept, measured, root),
         "changes": lambda: changes.page(root, measured),
         "cite authors": lambda: cite(root)["authors"],
@@ -107,16 +100,20 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         opening = _opening(notebook) if notebook else []
         note = _run_note(page, opening) if notebook else NOT_EXECUTED
         composed = notebook or _without_results(page)
-        for cell in composed.cells:
-            if cell.cell_type == "markdown":
-                text = tables.measured_by(errata.expand(cell.source, measured, statements), measured)
-                cell.source = _link_chapters(fill(text), page, everything)
+        prose = [cell for cell in composed.cells if cell.cell_type == "markdown"]
+        for cell in prose:
+            text = tables.measured_by(errata.expand(cell.source, measured, statements), measured)
+            cell.source = _link_chapters(fill(text), page, everything)
         if notebook:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
         composed.cells = [cell for cell in composed.cells if cell not in opening]
-        _insert_note(composed, note)
-        _fold_audit(composed)
+        for first in prose[:1]:
+            first.source = re.sub("(?m)^# .*", lambda h1, note=note: f"{h1[0]}\n\n{note}\n", first.source, count=1)
+        if re.search("(?m)^## What to remember$", page.text):  # then what was measured is folded below its heading
+            for cell in prose:
+                cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)
+            composed.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
         files[f"{page.name}.ipynb"] = nbformat.writes(composed).encode()
     for page in everything:
         if not page.is_chapter:
@@ -221,24 +218,6 @@ The page opens with this code:
 ````
 
 </details>"""
-
-
-def _insert_note(notebook, note: str) -> None:
-    """Put a note right after the first heading of the page."""
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and (heading := re.search(r"^# .*$", cell.source, re.MULTILINE)):
-            cell.source = f"{cell.source[: heading.end()]}\n\n{note}\n{cell.source[heading.end() :]}"
-            return
-
-
-def _fold_audit(notebook) -> None:
-    """Fold what stands below the last heading of a page that says before it what to remember."""
-    prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-    if any(re.search("^## What to remember$", cell.source, re.MULTILINE) for cell in prose):
-        heading, fold = "^## What was measured$", '\n\n<details class="audit"><summary>The list</summary>\n\n'
-        for cell in prose:
-            cell.source = re.sub(heading, lambda match: match[0] + fold, cell.source, flags=re.MULTILINE)
-        notebook.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
 
 
 def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:

@@ -49,20 +49,17 @@ def _end_with_the_build() -> None:
     os._exit(1)
 
 
-class _Process:
+class _Process(multiprocessing.get_context("forkserver").Process):
     """A forked process as jupyter_client knows those of subprocess.Popen."""
 
     stdin = stdout = stderr = None
 
-    def __init__(self, process):
-        self.process, self.pid = process, process.pid
-
     def poll(self):
-        return self.process.exitcode
+        return self.exitcode
 
     def wait(self):
-        self.process.join()
-        return self.process.exitcode
+        self.join()
+        return self.exitcode
 
     def send_signal(self, number):
         os.kill(self.pid, number)
@@ -73,9 +70,9 @@ class ForkedKernel(AsyncKernelManager):
 
     async def _async_launch_kernel(self, kernel_cmd, env, stderr, **_):
         arguments = (os.path.realpath(self.connection_file), env, os.path.realpath(stderr.name))
-        process = multiprocessing.get_context("forkserver").Process(target=_serve, args=arguments)
+        process = _Process(target=_serve, args=arguments)
         process.start()
-        self.provisioner.process = _Process(process)
+        self.provisioner.process = process
         self.provisioner.pid = self.provisioner.pgid = process.pid
 
 

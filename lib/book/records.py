@@ -35,31 +35,23 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
     is stale or its claims cannot be judged.
     """
     measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
-    profiles = {page: _profile(page) for page in selected if page.path in measuring}
-    others = [
-        f"{page.short}: " + (f"profile {profile!r}" if profile else "never executed")
-        for page, profile in profiles.items()
-        if profile not in RECORDED
-    ]
-    if len(others) == len(profiles):
-        reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
-        raise BadInput(f"nothing to record: no chapter was executed with profile 'paper' or 'night'{reason}")
-    records = []
-    for page in (page for page, profile in profiles.items() if profile in RECORDED):
-        taken = take(page)
-        if better := _better(taken, page, root):
+    keys = {page: noted(page).get("key", {"parameters": {}}) for page in selected if page.path in measuring}
+    profiles = {page: key["parameters"].get("profile") for page, key in keys.items()}
+    others, records = [], []
+    for page, profile in profiles.items():
+        if profile not in RECORDED:
+            others.append(f"{page.short}: " + (f"profile {profile!r}" if profile else "never executed"))
+        elif better := _better(taken := take(page), page, root):
             others.append(f"{page.short}: its record was made {better}, and this does not replace it")
         else:
             records.append(taken)
+    if not {*profiles.values()} & {*RECORDED}:
+        reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
+        raise BadInput(f"nothing to record: no chapter was executed with profile 'paper' or 'night'{reason}")
     written = [(taken, _write_record(taken, root)) for taken in records]
     for line in others:
         announce(f"not recorded: {line}")
     return written
-
-
-def _profile(page: Page) -> str | None:
-    about = noted(page)
-    return about["key"]["parameters"].get("profile") if about else None
 
 
 def _better(taken: dict, page: Page, root: Path) -> str:
@@ -68,11 +60,8 @@ def _better(taken: dict, page: Page, root: Path) -> str:
         kept = _load(path_of(page.short, root))
     except ValueError:  # absent or damaged: to be made anew
         return ""
-
-    def worth(record):
-        return RECORDED.index(record["profile"]), record["machine"]["device"] != "cpu"
-
-    better = worth(kept) > worth(taken) and not changes(page, kept["hashes"], kept["profile"])
+    old, new = ((RECORDED.index(one["profile"]), one["machine"]["device"] != "cpu") for one in (kept, taken))
+    better = old > new and not changes(page, kept["hashes"], kept["profile"])
     return f"at {kept['profile']} on {kept['machine']['name']}" if better else ""
 
 
@@ -129,13 +118,17 @@ def read(root: Path = ROOT) -> dict[str, dict]:
     """
     known, found = {page.short: page for page in chapters(root)}, {}
     for kept in check(root):
-        page = known.get(kept["chapter"])
-        reasons = (
-            changes(page, kept["hashes"], kept["profile"]) if page else ["its chapter is not in the book any more"]
-        )
+        reasons = ["its chapter is not in the book any more"]
+        if page := known.get(kept["chapter"]):
+            reasons = changes(page, kept["hashes"], kept["profile"])
         about = {part: kept[part] for part in ("chapter", "profile", "finished", "machine")}
         for claim in kept["claims"]:
-            found[claim["id"]] = _judged({**claim, **about, "outdated": list(reasons)})
+            record = {**claim, **about, "outdated": [*reasons]}
+            try:
+                record = claims.judge(record)
+            except ValueError:  # the quantities of now are not those that were measured: the verdict stays what it was
+                record["outdated"].append("its declaration changed")
+            found[claim["id"]] = record
     return found
 
 
@@ -145,9 +138,10 @@ def check(root: Path = ROOT) -> list[dict]:
     ValueError, naming the file, for one that is damaged or was edited, for a claim that is not declared, and for one
     that two files hold.
     """
-    declared, places, everything = declarations.read().claims, {}, []
-    for path in sorted((root / "recorded").rglob("[!.]*.json")):  # a hidden one is what a killed process left
-        kept = _load(path)
+    declared, places = declarations.read().claims, {}
+    # a hidden file is what a killed process left
+    records = {path: _load(path) for path in sorted((root / "recorded").rglob("[!.]*.json"))}
+    for path, kept in records.items():
         for claim in kept["claims"]:
             name, again = claim["id"], f"record {kept['chapter']} anew, or delete its file"
             if name not in declared:
@@ -155,15 +149,7 @@ def check(root: Path = ROOT) -> list[dict]:
             if name in places:
                 raise ValueError(f"claim {name!r} is recorded twice: {places[name]} and {path}; {again}")
             places[name] = path
-        everything.append(kept)
-    return everything
-
-
-def _judged(claim: dict) -> dict:
-    try:
-        return claims.judge(claim)
-    except ValueError:  # the quantities of now are not those that were measured: the verdict stays what it was
-        return {**claim, "outdated": [*claim["outdated"], "its declaration changed"]}
+    return list(records.values())
 
 
 def _load(path: Path) -> dict:

@@ -48,12 +48,9 @@ class Outcome(NamedTuple):
 # -------------------------------------------------------------------------------------------------- what there is
 
 
-def executed_path(page: Page) -> Path:
-    return BUILD / "executed" / f"{page.name}.ipynb"
-
-
-def _failed_path(page: Page) -> Path:
-    return BUILD / "failed" / f"{page.name}.ipynb"
+def executed_path(page: Page, folder: str = "executed") -> Path:
+    """Where the executed notebook of a chapter lies, or in `failed` what there is of one."""
+    return BUILD / folder / f"{page.name}.ipynb"
 
 
 def executed_notebook(page: Page):
@@ -135,13 +132,6 @@ def check_device(device: str) -> None:
             raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
 
 
-def allow_files(jobs: int) -> None:
-    """Let a process open as many files as so many kernels side by side, and one of them, need."""
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed < (needed := 96 + 32 * jobs):  # as counted, with some to spare
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
-
-
 def cores() -> int:
     """How many processors this process may use, by its affinity and by the limits of its container."""
     import joblib
@@ -175,20 +165,21 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     are killed before it is passed on; finished chapters stay.
     """
     todo = selected if force else [*stale(selected, parameters)]
+    # this reads all of them: a chapter that cannot be read is refused before any is executed
     if _download(todo, parameters, console) and not force:
         todo = [*stale(selected, parameters)]  # what lies in the data folder counts
-    for page in todo:
-        _ = page.notebook  # one that cannot be read is refused before any is executed
     outcomes = {page: Outcome(page, "up to date") for page in selected if page not in todo}
     for page in outcomes:
-        _failed_path(page).unlink(missing_ok=True)
+        executed_path(page, "failed").unlink(missing_ok=True)
     on_auto = parameters.get("device") == "auto" and any("device" in page.declared for page in todo)
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")
     if jobs > 1:  # what was never executed may be the longest
         todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
-        allow_files(min(jobs, len(todo)))
+        allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of open files
+        if allowed < (needed := 96 + 32 * min(jobs, len(todo))):  # for kernels side by side, with some to spare
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console)}
     return [outcomes[page] for page in selected]
 
@@ -201,14 +192,11 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
     """
     from lib.ledger.verdict import ORIGINALS
 
-    names = set()
-    for page in pages:
-        code = "\n".join(cell.source for cell in page.code)
-        if parameters.get("profile") == "paper" and page.declared.get("dataset") == "auto" and "download=" in code:
-            names.update(re.findall(f"""["']({"|".join(ORIGINALS)})["']""", code))
-    if not names:
+    codes = ["\n".join(cell.source for cell in page.code) for page in pages if page.declared.get("dataset") == "auto"]
+    wanting = "\n".join(code for code in codes if "download=" in code)
+    names = [name for name in ORIGINALS if re.search(f"""["']{name}["']""", wanting)]
+    if parameters.get("profile") != "paper" or not names:
         return False
-    names = [name for name in ORIGINALS if name in names]
     with console.status(f"looking for {', '.join(names)}"):
         command = [sys.executable, "-m", "lib.data.image_files", "fetch", *names]
         process = subprocess.run(command, cwd=pages[0].root, capture_output=True, text=True)
@@ -246,18 +234,13 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for client in list(clients):
-            _kill_kernel(client)
+            # one that is only beginning has no process yet; kernels lead sessions of their own, children die with them
+            with contextlib.suppress(OSError, AttributeError):
+                os.killpg(client.km.provisioner.process.pid, signal.SIGKILL)
         raise
     pool.shutdown()
     shutil.rmtree(BUILD / "running", ignore_errors=True)
     return done
-
-
-def _kill_kernel(client) -> None:
-    process = getattr(getattr(client.km, "provisioner", None), "process", None)
-    if process is not None:
-        with contextlib.suppress(OSError):  # kernels lead a session of their own, their children die with them
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 # ---------------------------------------------------------------------------------------------------- one chapter
@@ -304,7 +287,7 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     finally:
         progress.remove_task(bar)
     seconds = time.monotonic() - started
-    failed = _failed_path(page)
+    failed = executed_path(page, "failed")
     if error:
         error = _place(begun, len(page.code)) + error
         if result.exists():
@@ -324,7 +307,6 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     return Outcome(page, "executed", seconds)
 
 
-@functools.cache
 def _register_engine() -> None:
     """Papermill's engine with three additions: cells are counted, the kernel can be found to be killed, and it has an
     environment of its own."""

@@ -153,12 +153,11 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
 def _finish(files: dict[str, bytes], out: Path) -> None:
     """The entry page, the claims, and behind each page's download button the executed notebook without its note."""
     first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
-    link = f'<meta http-equiv="Refresh" content="0; url={first}.html" />'
-    icon = '<link rel="icon" href="data:,">'  # or the browser asks for a favicon.ico that is not there
-    (out / "index.html").write_text(
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{link}{icon}<title>The book</title></head>'
-        f'<body><a href="{first}.html">The book</a></body></html>\n'
-    )
+    # with an icon, or the browser asks for a favicon.ico that is not there
+    (out / "index.html").write_text(f"""<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Refresh" content="0; url={first}.html"><link rel="icon" href="data:,"><title>The book</title></head>
+<body><a href="{first}.html">The book</a></body></html>
+""")
     (out / "claims.json").write_bytes(files["downloads/claims.json"])
     for name, content in files.items():
         target = out / "_sources" / name.removeprefix("downloads/")

@@ -74,9 +74,8 @@ def meanings(rows: list[dict], page: str) -> dict[str, str]:
     here = page.partition("/")[0]
 
     def of(sign: str, part: str) -> dict | None:
-        if part == here and (own := next((row for row in rows if sign in row.get(page, [])), None)):
-            return own
-        return next((row for row in rows if sign in row.get(part, [])), None)
+        places = [page, part] if part == here else [part]
+        return next((row for place in places for row in rows if sign in row.get(place, [])), None)
 
     def elsewhere(sign: str, row: dict | None, part: str) -> str:
         other = of(sign, part)
@@ -88,10 +87,9 @@ def meanings(rows: list[dict], page: str) -> dict[str, str]:
         return " and ".join([*known, *([f"${sign}$ for {other['means']}"] if other else [])])
 
     found = {}
-    for sign in [sign for row in rows for part in (page, here, *PARTS) for sign in row.get(part, [])]:
-        row = of(sign, here) if here in PARTS else None
-        if row is None and here in PARTS:
-            continue
+    own_places = (page, here) if here in PARTS else PARTS
+    for sign in [sign for row in rows for place in own_places for sign in row.get(place, [])]:
+        row = of(sign, here)
         by_text: dict[str, list[str]] = {}
         for part, (number, _) in PARTS.items():
             if part != here and (text := elsewhere(sign, row, part)):

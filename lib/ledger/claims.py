@@ -123,25 +123,24 @@ def check_sources(chapter_files: Iterable[str | os.PathLike]) -> dict[str, Path]
     skipped one is undeclared, or when an id is not written out. A chapter may skip under one profile what it checks
     under another.
     """
-    declared = declarations.read().claims
-    places, problems = {"check": {}, "skip": {}}, []
+    declared, checked, skipped, problems = declarations.read().claims, {}, {}, []
     for path in sorted(map(Path, chapter_files)):
         fences = r"^(`{3,})\{code-cell\}[^\n]*\n(.*?)^\1`*\s*$"
         cells = re.findall(fences, path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        lines = (line for _, cell in cells for line in cell.splitlines())
-        code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+        code = re.sub(r"(?m)^\s*#.*", "", "\n".join(cell for _, cell in cells))
         for action, quoted in re.findall(r"\bledger\.(check|skip)\(\s*(?:name\s*=\s*)?([\"'][^\"']*[\"'])?", code):
             name = quoted[1:-1]
             if not quoted:
                 problems.append(f"{path}: ledger.{action} without the claim's id written out")
             elif name not in declared:
                 problems.append(f"{path}: claim {name!r} is not declared{nearest(name, declared)}")
-            elif action == "check" and name in places["check"]:
-                problems.append(f"claim {name!r} is checked in two places: {places['check'][name]} and {path}")
+            elif action == "skip":
+                skipped[name] = path
+            elif name in checked:
+                problems.append(f"claim {name!r} is checked in two places: {checked[name]} and {path}")
             else:
-                places[action][name] = path
-    checked = places["check"]
-    for name, path in places["skip"].items():
+                checked[name] = path
+    for name, path in skipped.items():
         if checked.get(name, path) != path:
             problems.append(f"claim {name!r} is checked in {checked[name]} and skipped in {path}")
     problems += [f"claim {name!r} is declared and checked nowhere" for name in declared if name not in checked]

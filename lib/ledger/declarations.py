@@ -26,13 +26,10 @@ PAPERS = {
     "low-rank-bias": "Low-rank bias",
     "beyond": "Beyond the papers",
 }
-KINDS = ("theorem", "number", "figure", "question")
-#: What can be wrong with a printed statement, the gravest first; a slip of wording or index is none of these.
-FINDINGS = (
-    "false as printed", "another constant", "true with a further condition", "true, with a gap in the proof"
-)  # fmt: skip
-
 _SCHEMA = yaml.safe_load(Path(__file__).with_name("schema.yml").read_text(encoding="utf-8"))
+KINDS = tuple(_SCHEMA["$defs"]["kind"]["enum"])
+#: What can be wrong with a printed statement, the gravest first; a slip of wording or index is none of these.
+FINDINGS = tuple(finding for finding in _SCHEMA["$defs"]["finding"]["enum"] if finding != "slip")
 
 
 class Declared(NamedTuple):
@@ -79,9 +76,11 @@ def _read(claims_path: Path, errata_path: Path, *_stamps) -> Declared:
 
 def _entries(path: Path, key: str) -> dict[str, dict]:
     """The entries of one file by their ids."""
-    document = _load(path)
-    checker = jsonschema.Draft202012Validator({"$ref": f"#/{key}", **_SCHEMA})
-    errors = checker.iter_errors(document)
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: {error}") from None
+    errors = jsonschema.Draft202012Validator({"$ref": f"#/{key}", **_SCHEMA}).iter_errors(document)
     problems = [f"{path}, {_place(document, each.absolute_path)}{_problem(each)}" for each in errors]
     if problems:
         raise ValueError("\n".join(problems))
@@ -143,10 +142,3 @@ def _mapping(loader, node):
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _load(path: Path):
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: {error}") from None

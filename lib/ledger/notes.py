@@ -22,11 +22,8 @@ def note(kind: str, **facts) -> None:
     '{"kind": "device", "device": "cpu"}\\n'
     >>> del os.environ["COLLAPSE_NOTES"]
     """
-    path = os.environ.get("COLLAPSE_NOTES")
-    if path:
-        line = json.dumps({"kind": kind, **facts}) + "\n"
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(line)
+    with open(os.environ.get("COLLAPSE_NOTES") or os.devnull, "a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, **facts}) + "\n")
 
 
 def read(path: str | os.PathLike) -> dict[str, list[dict]]:

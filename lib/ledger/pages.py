@@ -37,14 +37,10 @@ def ledger(records: dict[str, dict], recorded: dict[str, dict], statements: dict
     `lib.book.records.read` finds them; without any, their column is left out. statements: {label: address}, as
     `places` finds them, which the place in the paper leads to.
     """
-    declared, rows = declarations.read(), []
-    for name, entry in declared.claims.items():
-        verdict = records[name]["verdict"] if name in records else "not run"
-        shown = declared.errata_of(name)
-        rows.append({"claim": entry, "verdict": verdict, "record": records.get(name), "errata": shown})
     counts = _counts(records)
+    about = {"declared": declarations.read(), "records": records, "recorded": recorded, "statements": statements}
     choices = list(dict.fromkeys(part for verdict in counts for part in (verdict.partition(":")[0], verdict)))
-    return _fill("ledger.html", rows=rows, counts=counts, choices=choices, recorded=recorded, statements=statements)
+    return _fill("ledger.html", counts=counts, choices=choices, **about)
 
 
 def tally(records: dict[str, dict]) -> str:
@@ -150,12 +146,10 @@ def _indexed(text):
 
 def _words(expectation):
     """What is printed or expected, in words."""
-    for relation in ("printed", "rounds_to", "value", "equals"):
+    for relation in ("printed", "rounds_to", "value", "equals", "below", "above"):
         if relation in expectation:
-            return _number(expectation[relation])
-    for relation in ("below", "above"):
-        if relation in expectation:
-            return f"{relation} {_number(expectation[relation])}"
+            bound = f"{relation} " if relation in ("below", "above") else ""
+            return f"{bound}{_number(expectation[relation])}"
     return "{} to {}".format(*map(_number, expectation["between"])) if "between" in expectation else "—"
 
 

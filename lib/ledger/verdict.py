@@ -38,9 +38,7 @@ def met(expectation: dict, value: object) -> bool | None:
         return None
     if "equals" in expectation:
         wanted = expectation["equals"]
-        if isinstance(wanted, bool | str):
-            return type(value) is type(wanted) and value == wanted
-        return is_number(value) and value == wanted
+        return value == wanted and (type(value) is type(wanted) or is_number(value) and is_number(wanted))
     if isinstance(value, list):
         return bool(value) and all(met(expectation, item) is True for item in value)
     if not is_number(value):
