@@ -577,6 +577,7 @@ def test_auto_downloads_a_set_that_is_absent_where_it_is_asked_to(data, mnist, m
         (data / "elsewhere").rename(data / "MNIST")
 
     monkeypatch.setattr(image_files, "fetch", fake)
+    monkeypatch.setattr(image_sets, "_refused", set())
     (data / "MNIST").rename(data / "elsewhere")
     assert resolve("digits", "mnist", download=True) == "digits"
     assert resolve("auto", "digits", download=True) == "digits"
