@@ -177,24 +177,15 @@ def test_of_the_settings_the_column_of_the_profile_counts(book, use, old, new, c
 
 MODULE = """
 from math import sin as f
-import functools
-import lib.deeper
-
+import functools, lib.deeper
 SIZE, OTHER = 1, 2
 SIZE += 1
-if SIZE:
-    NAMELESS = 3
-
+if SIZE: NAMELESS = 3
 class Shape:
-    def area(self):
-        return helper()
-
+    def area(self): return helper()
 @functools.cache
-def helper(size=SIZE):
-    return f(size)
-
-def apart():
-    return 1
+def helper(size=SIZE): return f(size)
+def apart(): return 1
 """
 
 
@@ -208,9 +199,9 @@ def apart():
         ("NAMELESS = 3", "NAMELESS = 4", True),  # what defines nothing may do anything
         ("functools.cache", "functools.lru_cache", True),
         ("sin as f", "cos as f", True),
-        ("def apart():\n    return 1", "def apart():\n    return 2", False),
-        ("def apart():\n    return 1", "", False),
-        ("import lib.deeper\n", "import lib.deeper\nimport json\n", False),
+        ("def apart(): return 1", "def apart(): return 2", False),
+        ("def apart(): return 1", "", False),
+        ("lib.deeper\n", "lib.deeper\nimport json\n", False),
         ("class Shape:\n", "class Shape:\n    'A shape.'  # of some size\n\n", False),
     ],
 )
