@@ -310,7 +310,9 @@ def equiangular(n_c: int, d: int, mean_zero: bool = False, seed: int = 0) -> Ten
     basis = rng.standard_normal((d, n_c - 1))
     if mean_zero:
         basis -= basis.mean(0)
-    basis = np.linalg.qr(basis)[0]  # (d, n_c - 1), orthonormal columns, orthogonal to 1 if need be
+    basis = np.linalg.qr(basis)[0]  # (d, n_c - 1), orthonormal columns
+    if mean_zero:  # orthogonal to 1, once more: columns that were nearly dependent round a lot
+        basis = np.linalg.qr(basis - basis.mean(0))[0]
     corners = np.c_[np.ones(n_c), rng.standard_normal((n_c, n_c - 1))]
     simplex = np.linalg.qr(corners)[0][:, 1:]  # rows: a regular simplex
     return torch.from_numpy(sqrt(n_c / (n_c - 1)) * simplex @ basis.T)
