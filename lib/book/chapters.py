@@ -10,9 +10,10 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
@@ -71,15 +72,29 @@ class Page:
         """The Markdown source as a notebook without outputs."""
         import jupytext
 
-        try:
+        with self._readable():
             return jupytext.reads(self.text, fmt="md:myst")
+
+    @functools.cached_property
+    def code(self) -> list:
+        """The code cells of the notebook, read without all else: each has `source` and `metadata`."""
+        from jupytext.myst import CODE_DIRECTIVE, get_parser, read_fenced_cell
+
+        found, depth = [], 0
+        with self._readable():
+            for token in get_parser().parse(self.text + "\n"):
+                depth += token.nesting
+                if depth == 0 and token.type == "fence" and token.info.startswith(CODE_DIRECTIVE):
+                    metadata, lines = read_fenced_cell(token, len(found), "Code")
+                    found.append(SimpleNamespace(source="\n".join(lines), metadata=metadata))
+        return found
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise BadInput(f"{self.name}.md cannot be read as a MyST Markdown notebook: {error}") from error
-
-    @property
-    def code(self) -> list:
-        """The code cells of the notebook."""
-        return [cell for cell in self.notebook.cells if cell.cell_type == "code"]
 
     @functools.cached_property
     def declared(self) -> dict:

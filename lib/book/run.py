@@ -165,9 +165,10 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     are killed before it is passed on; finished chapters stay.
     """
     todo = selected if force else [*stale(selected, parameters)]
-    # this reads all of them: a chapter that cannot be read is refused before any is executed
     if _download(todo, parameters, console) and not force:
         todo = [*stale(selected, parameters)]  # what lies in the data folder counts
+    for page in todo:
+        _ = page.notebook  # one that cannot be read is refused before any is executed
     outcomes = {page: Outcome(page, "up to date") for page in selected if page not in todo}
     for page in outcomes:
         executed_path(page, "failed").unlink(missing_ok=True)

@@ -244,6 +244,14 @@ def test_the_data_folder_is_looked_at_once_for_all_chapters_and_again_when_asked
         assert looked == ["auto"] * times
 
 
+def test_the_code_cells_are_those_of_the_notebook(book):
+    lists = "- a list\n\n  ```{code-cell}\n  nested = 1\n  ```\n\n<!--\n```{code-cell}\ncomment = 1\n```\n-->\n"
+    book.chapter("one", "---\ntags: [a]\nb: {c: d}\n---\n\nx = 1\n", ":name: y\n\n\ny = 2", "", prose=lists)
+    for page in (book.page(), *chapters.chapters()):
+        cells = [cell for cell in page.notebook.cells if cell.cell_type == "code"]
+        assert [(cell.source, cell.metadata) for cell in page.code] == [(one.source, one.metadata) for one in cells]
+
+
 @pytest.mark.parametrize(("odd", "counts"), [("dangling", False), ("loop", False), ("\udcff", True)])
 def test_an_odd_file_in_the_data_folder_ends_no_command(book, odd, counts):
     book.write("data/file", "1")
