@@ -192,7 +192,8 @@ def code_hash(cells, profile: str | None = None) -> str:
 
     Of `SETTINGS` only the column of the profile counts, where the cells do nothing with it but `pick` that.
     """
-    picked = len(re.findall(r"\bSETTINGS\b", "\n".join(cell.source for cell in cells))) == 2
+    mentions = re.findall(r"\bpick\(SETTINGS, profile\)|\bSETTINGS\b", "\n".join(cell.source for cell in cells))
+    picked = sorted(mentions) == ["SETTINGS", "pick(SETTINGS, profile)"]
     parts = []
     for cell in cells:
         tags = sorted(set(cell.metadata.get("tags", [])) & {"parameters", "raises-exception"})
@@ -276,7 +277,7 @@ def data_fingerprint(dataset: str = "auto") -> str:
     roots = [Path(os.path.expanduser(place)) for place in places]  # where there is no such user, the name as it is
     entries = []
     for number, root in enumerate(map(str, roots)):
-        below = (f"{at}/{name}" for at, _, names in os.walk(root) for name in names)
+        below = (f"{at}/{name}" for at, _, names in os.walk(root) for name in names) if os.path.exists(root) else ()
         for place in [root] if os.path.isfile(root) else below:  # text and no Path: there may be many thousands
             with contextlib.suppress(OSError):
                 status = os.stat(place)

@@ -108,8 +108,8 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         files[f"downloads/{page.name}.md"] = page.text.encode()
         composed.cells = [cell for cell in composed.cells if cell not in opening]
-        for first in prose[:1]:
-            first.source = re.sub("(?m)^# .*", lambda h1, note=note: f"{h1[0]}\n\n{note}\n", first.source, count=1)
+        if title := next((cell for cell in prose if re.search("(?m)^# ", cell.source)), None):
+            title.source = re.sub("(?m)^# .*", lambda h1, note=note: f"{h1[0]}\n\n{note}\n", title.source, count=1)
         if re.search("(?m)^## What to remember$", page.text):  # then what was measured is folded below its heading
             for cell in prose:
                 cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)

@@ -153,22 +153,26 @@ def test_of_a_package_only_the_module_counts_that_has_what_is_used(book):
     assert counted("import lib.shop") == counted("from lib.shop import *") == everything
 
 
+PICKED = "settings = pick(SETTINGS, profile)"
+
+
 @pytest.mark.parametrize(
     ("use", "old", "new", "counts"),
     [
-        ("", "(9, 5, 1)", "(9, 6, 1)", True),
-        ("", "(9, 5, 1)", "(8, 5, 2)", False),
-        ("", "(9, 8, 5, 1)", "(9, 7, 6, 1)", True),
-        ("", "(9, 8, 5, 1)", "(7, 7, 5, 7)", False),
-        ("", "'runs'", "'seeds'", True),
-        ("", "print(1)", "print(2)", True),
-        ("print(SETTINGS)", "(9, 5, 1)", "(9, 5, 2)", True),
-        ("print(pick(SETTINGS, 'smoke'))", "(9, 5, 1)", "(9, 5, 2)", True),
+        (PICKED, "(9, 5, 1)", "(9, 6, 1)", True),
+        (PICKED, "(9, 5, 1)", "(8, 5, 2)", False),
+        (PICKED, "(9, 8, 5, 1)", "(9, 7, 6, 1)", True),
+        (PICKED, "(9, 8, 5, 1)", "(7, 7, 5, 7)", False),
+        (PICKED, "'runs'", "'seeds'", True),
+        (PICKED, "print(1)", "print(2)", True),
+        (f"{PICKED}\nprint(SETTINGS)", "(9, 5, 1)", "(9, 5, 2)", True),
+        (f"{PICKED}\nprint(pick(SETTINGS, 'smoke'))", "(9, 5, 1)", "(9, 5, 2)", True),
+        ("runs = SETTINGS['runs'][2]", "(9, 5, 1)", "(9, 5, 2)", True),
     ],
 )
 def test_of_the_settings_the_column_of_the_profile_counts(book, use, old, new, counts):
     table = "SETTINGS = {  # paper, laptop, smoke\n    'runs': (9, 5, 1),\n    'steps': (9, 8, 5, 1),\n}\nprint(1)"
-    book.chapter("two", table, "settings = pick(SETTINGS, profile)", use)
+    book.chapter("two", table, use)
     book.execute("two", "laptop")
     assert book.stale()["one"] == "never executed" and "two" not in book.stale()
     book.edit("chapters/part/two.md", old, new)

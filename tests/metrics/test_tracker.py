@@ -111,7 +111,8 @@ def test_a_tracker_measures_the_epochs_that_are_due(every, epochs):
 
 
 def test_a_tracker_refuses_what_it_cannot_read_twice_and_an_every_that_is_no_number():
-    for name, wrong in (("loader", iter([])), ("outside_loader", iter([])), ("every", 0), ("every", 0.5)):
+    once = [(name, iter([])) for name in ("loader", "test_loader", "outside_loader")]
+    for name, wrong in (*once, ("every", 0), ("every", 0.5)):
         with pytest.raises(ValueError, match=f"^{name} "):
             Tracker(network(), **{"loader": [samples()], name: wrong})
     tracker = Tracker(network(), [samples()])
