@@ -3,7 +3,7 @@ r"""Every measure of collapse of the layers of a PyTorch model: :func:`measure`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -187,24 +187,20 @@ def measure(
         if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
             found.notes.append("the share of this process only; group=torch.distributed.group.WORLD measures all")
         del collected, kept, part  # before those of other samples are made
-        try:
-            if test_loader is not None:
+        if test_loader is not None:
+            with _errors_of("test_loader"):
                 seen, others = statistics(peeked(test_loader)[1])
-                for name, part in others.items():
-                    rows[name]["dilation"] = part.nc1(centre)
-                if not torch.equal(classes, seen):
-                    found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
-                least = int(part.counts.min())
-                if few := [name for name in others if _few(rows[name]["dilation"], rows[name]["d"], part.K, least)]:
-                    found.notes.append(f"too few test samples of a class for dilation: {', '.join(map(named, few))}")
-        except ValueError as error:
-            raise ValueError(f"test_loader: {error}") from error
-        try:
-            if outside_loader is not None:
-                for name, part in statistics(peeked(outside_loader)[1], K=1)[1].items():
-                    rows[name]["nc5"] = formulas.nc5(found.statistics[name].means, part.means[0]).item()
-        except ValueError as error:
-            raise ValueError(f"outside_loader: {error}") from error
+            for name, part in others.items():
+                rows[name]["dilation"] = part.nc1(centre)
+            if not torch.equal(classes, seen):
+                found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
+            if few := _few(rows, "dilation", part.counts):
+                found.notes.append(f"too few test samples of a class for dilation: {few}")
+        if outside_loader is not None:
+            with _errors_of("outside_loader"):
+                _, others = statistics(peeked(outside_loader)[1], K=1)
+            for name, part in others.items():
+                rows[name]["nc5"] = formulas.nc5(found.statistics[name].means, part.means[0]).item()
     found += [{column: row[column] for column in COLUMNS if column in row} for row in rows.values()]
     return found
 
@@ -265,17 +261,32 @@ def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: H
     plain = {each.forward for each in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
     if PENULTIMATE in rows and type(head.module).forward not in plain:
         notes.append(f"the head {head.name!r} is no plain linear layer: NC3, duality and NC4 see weight and bias alone")
-    if few := [name for name, row in rows.items() if _few(row["nc1"], row["d"], K, least)]:
-        notes.append(f"too few samples of a class for their NC1, which may be far off: {', '.join(map(named, few))}")
+    if few := _few(rows, "nc1", counts):
+        notes.append(f"too few samples of a class for their NC1, which may be far off: {few}")
     return notes
 
 
-def _few(nc1: float, d: int, K: int, least: int) -> bool:
-    """Would noise of one variance in all directions take a share of NC1 away, in means of `least` samples at the least?
+def _few(rows: dict[str, dict], column: str, counts: Tensor) -> str:
+    """The layers for whose NC1, in a column, the smallest class has too few samples.
 
-    About `nc1` times what is below, by NC1 of noise alone: there `K` means span less than `d` directions, or all.
+    With noise of one variance in all directions NC1 is about its true value times 1 - lost, see the book; where there
+    are fewer dimensions than classes, noise alone has the NC1 (n - 1) d / (K - d - 2).
     """
-    return least == 1 or nc1 * ((d - K) / (K - 1) if d > K else (K - d - 2) / d) / (least - 1) > TOLERATED
+    K, least, few = len(counts), int(counts.min()), []
+    for name, row in rows.items():
+        lost = row[column] * ((row["d"] - K) / (K - 1) if row["d"] > K else (K - row["d"] - 2) / row["d"])
+        if least == 1 or lost / (least - 1) > TOLERATED:
+            few.append(named(name))
+    return ", ".join(few)
+
+
+@contextmanager
+def _errors_of(loader: str) -> Iterator[None]:
+    """Errors in reading samples that are not the first ones say whose they are."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{loader}: {error}") from error
 
 
 def _again(reader: Reader, loader, head: Head) -> Iterator[Tensor]:
