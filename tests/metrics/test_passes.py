@@ -125,6 +125,20 @@ def test_of_a_sequence_classifier_the_token_that_it_takes_is_the_sample():
     assert row["nc1"] == pytest.approx(found[1]["nc1"], rel=1e-4)
 
 
+class Overwriting(nn.Sequential):
+    """Changes the features in place after its head has read them."""
+
+    def forward(self, x):
+        scores = self[1](h := self[0](x))
+        h.relu_()
+        return scores
+
+
+def test_features_are_those_that_the_head_has_read():
+    (x, y), model = samples(), Overwriting(nn.Linear(6, 8), nn.Linear(8, 3))
+    check(measure(model, [(x, y)], nc4=True)[0], model[0](x), y, model[1])
+
+
 class Cosine(nn.Linear):
     """Scores that are cosines."""
 
@@ -198,6 +212,13 @@ def test_batches_may_be_dictionaries_and_inputs_may_be_several():
         assert numbers(row) == pytest.approx(numbers(expected), rel=1e-5)
 
 
+class Named(nn.Module):
+    """Gives features a name, or takes it from them."""
+
+    def forward(self, given):
+        return given["last"] if isinstance(given, dict) else {"last": given}
+
+
 def test_a_function_makes_features_of_what_a_layer_gives():
     x, y = samples()
     tokens = torch.stack([torch.randn(60, 6), x], 1)
@@ -205,6 +226,8 @@ def test_a_function_makes_features_of_what_a_layer_gives():
     (last,) = measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h[:, -1])
     (expected,) = measure(identity, [(x, y)], "0", K=3)
     assert last == expected
+    wrapped = nn.Sequential(Named(), Named())
+    assert measure(wrapped, [(x, y)], "0", K=3, reduce=lambda given: given["last"]) == [expected]
     with pytest.raises(ValueError, match=r"reduce makes shape \(60, 2, 6\) of the layer '0'"):
         measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h)
     with pytest.raises(ValueError, match="reduce makes type tuple of the layer '0'"):

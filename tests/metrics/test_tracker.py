@@ -121,6 +121,13 @@ def test_a_tracker_refuses_what_it_cannot_read_twice_and_an_every_that_is_no_num
             look()
 
 
+def test_the_rows_of_a_tracker_are_saved_with_a_column_of_ones_own(tracker, tmp_path):
+    rows = metrics.Measures([row | {"seed": 7} for row in tracker.rows])
+    rows.save(tmp_path / "rows.csv")
+    header, first, *_ = (tmp_path / "rows.csv").read_text().splitlines()
+    assert header.startswith("epoch,layer,d,") and header.endswith(",seed") and first.endswith(",7")
+
+
 def test_a_tracker_is_pickled_without_its_model(tracker):
     again = pickle.loads(pickle.dumps(tracker))
     assert again.rows == tracker.rows and again.curve("nc1") == tracker.curve("nc1")
