@@ -140,9 +140,9 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
       had collapsed. Here the result is nan.
 
     :math:`\Sigma_B` is not formed: its pseudo-inverse comes from the singular values :math:`s` of the centred means.
-    Counted as zero are those below :math:`s_{\max} \sqrt{m \epsilon}`, `m = max(K, d)`, which is the convention of
-    PyTorch's `pinv` and of NumPy's `matrix_rank`, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in float64
-    (for float32 features: :math:`s_{\max} m \epsilon_{32}`), and those below the rounding of the means,
+    Counted as zero are those below :math:`s_{\max} \sqrt{m \epsilon}`, `m = max(K, d)`, which for `K <= d` is the
+    convention of PyTorch's `pinv` and NumPy's `matrix_rank`, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in
+    float64 (for float32 features: :math:`s_{\max} m \epsilon_{32}`), and those below the rounding of the means,
     :math:`4\epsilon\|\mu\|_F`.
 
     Source: Tirer & Bruna, equation (26).
@@ -194,10 +194,10 @@ def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     .. math::
         \operatorname{Tr}\Sigma_W \to \frac1{N-K}\sum_i \|h_i - \mu_{y_i}\|^2, \qquad
         \operatorname{Tr}\Sigma_B \to \operatorname{Tr}\Sigma_B
-        - \frac1K\sum_k \big(1 - 2p_k + K p_k^2\big)\frac{v_k}{n_k} ,
+        - \frac1K\sum_k \big(1 - 2p_k + K p_k^2\big)\frac{v_k}{n_k} .
 
-    It is infinite where all means coincide, nan if nothing scatters either. The debiased ratio is nan if a class has
-    one sample, and negative or arbitrarily large where nothing but the scatter moves the means apart.
+    The plain ratio is infinite where all means coincide, nan if nothing scatters either. The debiased one is nan if a
+    class has one sample, and negative or arbitrarily large where nothing but the scatter moves the means apart.
 
     Arguments and errors as :func:`nc1`. Source: Tirer, Huang & Niles-Weed (2023), where it is another NC1; the debiased
     one this book.

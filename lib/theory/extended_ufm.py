@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lib import checks
 
-#: A global minimiser of the two-layer model is not zero if and only if :func:`two_layer`'s `c` lies below this.
+#: No global minimiser of the two-layer model is zero if and only if :func:`two_layer`'s `c` lies below this.
 TWO_LAYER_THRESHOLD = 2 ** (-4 / 3)
 #: Up to here its quartic has positive roots, see :func:`larger_root`.
 LAST_ROOT = 0.75 * 4 ** (-1 / 3)

@@ -27,7 +27,7 @@ _RTOL = 4 * np.finfo(float).eps  # the tightest relative tolerance brentq accept
 
 
 def type1(n_c: int, n_w: int, L: int, K: int, lam: float) -> tuple[float, float, float]:
-    r"""Constants of the type-I collapse that minimises the risk of `h`, uniform words.
+    r"""Constants of the type-I collapse of `h`, uniform words: for :math:`K = n_c^L` it minimises the risk.
 
     .. math::
         \tau = \arg\min_{t \ge 0} H(t), \qquad c = \sqrt{\tau/n_w}, \qquad c' = \sqrt{\tau/(KL)}
@@ -61,7 +61,7 @@ def type1(n_c: int, n_w: int, L: int, K: int, lam: float) -> tuple[float, float,
 
 
 def type2(n_c: int, L: int, K: int, d: int, lam: float) -> tuple[float, float]:
-    r"""Constants of the type-II collapse that minimises the risk of `h*`, any word frequencies.
+    r"""Constants of the type-II collapse of `h*`, any frequencies: for :math:`K = n_c^L` it minimises the risk.
 
     .. math:: \tau = \arg\min_{t \ge 0} H^*(t), \qquad c = \tau/\sqrt{KL}
 
@@ -249,7 +249,7 @@ def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tup
 
 
 def type1_risk(t: float, n_c: int, n_w: int, L: int, K: int, lam: float) -> float:
-    r"""The one-dimensional risk of type-I configurations with :math:`n_w c^2 = KL c'^2 = t`.
+    r"""The printed `H`: for :math:`K = n_c^L` the risk of type-I configurations with :math:`n_w c^2 = KL c'^2 = t`.
 
     .. math::
         H(t) = \log\Big(1 - \frac{K}{n_c^L} + \frac{K}{n_c^L}\big(1 + (n_c-1)e^{-\eta t}\big)^L\Big) + \lambda t,
@@ -268,7 +268,7 @@ def type1_risk(t: float, n_c: int, n_w: int, L: int, K: int, lam: float) -> floa
 
 
 def type2_risk(t: float, n_c: int, L: int, K: int, d: int, lam: float) -> float:
-    r"""The one-dimensional risk of type-II configurations with :math:`KL c^2 = t^2`.
+    r"""The printed `H*`: for :math:`K = n_c^L` the risk of type-II configurations with :math:`KL c^2 = t^2`.
 
     .. math::
         H^*(t) = \log\Big(1 - \frac{K}{n_c^L} + \frac{K}{n_c^L}\big(1 + (n_c-1)e^{-\eta^* t}\big)^L\Big)

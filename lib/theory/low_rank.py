@@ -298,7 +298,7 @@ def decay_at(K: int, L: int, level: float = 0.2) -> float:
 
 
 def random_decays(rng: np.random.Generator, K: int, L: int, n: int, strength: float) -> list[float]:
-    """L + 1 unequal decays of a strength, log-uniform within a factor of 20 of each other, drawn from `rng`.
+    """L + 1 unequal decays of a strength, log-uniform within a factor of :math:`e^3` of each other, drawn from `rng`.
 
     >>> lam = random_decays(np.random.default_rng(0), K=3, L=2, n=4, strength=0.5)
     >>> round(4 * math.prod(lam) / dnc_threshold(3, 2), 12)
