@@ -37,19 +37,6 @@ def test_the_overview_links_and_the_pages_document_every_public_name_once():
     assert sorted(rows) == sorted(shown) == sorted(f"{name.module}.{name.name}" for name in NAMES)
 
 
-def test_what_a_module_defines_without_an_underscore_is_public():
-    import lib.runs.statistics
-
-    own = {
-        name for name, value in vars(lib.runs.statistics).items()
-        if getattr(value, "__module__", None) == "lib.runs.statistics" and not name.startswith("_")
-    }  # fmt: skip
-    found = {name.name for name in api.public("lib.runs.statistics") if name.kind != "data"}
-    assert found == own
-    assert "lib.metrics" in modules() and "lib.metrics.formulas" not in modules()
-    assert not [module for module in modules() if module.startswith("lib.book")]
-
-
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name.module}.{name.name}")
 def test_a_public_name_has_a_summary_that_ends(name):
     first = name.doc.strip().split("\n\n")[0]

@@ -277,12 +277,23 @@ def data_fingerprint(dataset: str = "auto") -> str:
     roots = [Path(os.path.expanduser(place)) for place in places]  # where there is no such user, the name as it is
     entries = []
     for number, root in enumerate(map(str, roots)):
-        below = (f"{at}/{name}" for at, _, names in os.walk(root) for name in names) if os.path.exists(root) else ()
-        for place in [root] if os.path.isfile(root) else below:  # text and no Path: there may be many thousands
+        for place in [root] if os.path.isfile(root) else _below(root):
             with contextlib.suppress(OSError):
                 status = os.stat(place)
                 entries.append(f"{number}{place[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
     return sha(os.fsencode("\n".join(sorted(entries))))
+
+
+def _below(folder: str) -> Iterator[str]:
+    """The files in a folder and behind its links, as text and no Path: there may be many thousands."""
+    seen = set()
+    for at, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(at)) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (f"{at}/{name}" for name in names)
 
 
 def differences(old: dict | None, new: dict) -> list[str]:

@@ -176,12 +176,6 @@ def _opening(notebook) -> list:
 
 def _run_note(page: Page, opening: list) -> str:
     """How the reader runs the chapter, how what is shown was run, and the code that opens it."""
-
-    def code(value) -> str:  # between more backticks than it has in a row, on one line
-        text = " ".join(str(value).split())
-        fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-        return f"{fence} {text} {fence}"
-
     about = noted(page)
     parameters = dict(about["key"]["parameters"])
     profile = parameters.pop("profile", "laptop")
@@ -190,7 +184,7 @@ def _run_note(page: Page, opening: list) -> str:
         command += f" DEVICE={parameters['device']}"
     if "seed" in parameters and parameters["seed"] != page.declared["seed"]:
         command += f" SEED={parameters['seed']}"
-    rest = "".join(f", {name} {code(value)}" for name, value in parameters.items())
+    rest = "".join(f", {name} `{value}`" for name, value in parameters.items())
     took = f"{seconds:.0f} s" if (seconds := about["seconds"]) < 100 else f"{seconds / 60:.1f} min"
     name = page.name.rpartition("/")[2]
     source = "\n\n".join(cell.source.strip() for cell in opening)

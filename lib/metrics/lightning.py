@@ -12,6 +12,7 @@ except ImportError:
     from pytorch_lightning import Callback
 
 from .passes import Layer, Loader
+from .table import Measures
 from .tracker import Tracker
 
 
@@ -68,8 +69,10 @@ class CollapseCallback(Callback):
         epoch = trainer.current_epoch
         group = {"group": torch.distributed.group.WORLD} if trainer.world_size > 1 else {}
         self.tracker = Tracker(pl_module, self._batches(trainer), self.layers, **group | self.options)
-        self.tracker.rows = self._rows
-        if all(row["epoch"] < epoch for row in self._rows):
+        self.tracker.rows = rows = self._rows
+        if rows:  # what is drawn until the next measurement
+            self.tracker.last = Measures(row for row in rows if row["epoch"] == rows[-1]["epoch"])
+        if all(row["epoch"] < epoch for row in rows):
             numbers = self._measured(trainer, epoch)
             for logger in trainer.loggers if numbers else []:
                 logger.log_metrics(numbers, step=trainer.global_step)  # before training no epoch collects them

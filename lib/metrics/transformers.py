@@ -9,6 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from .passes import Layer, Loader
+from .table import Measures
 from .tracker import Tracker
 
 _ROWS = "collapse of representations"  # where the state of a trainer keeps the rows
@@ -67,9 +68,11 @@ class CollapseCallback(TrainerCallback):
         # what accelerate has wrapped counts how often it is read
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader) if self.loader is None else self.loader
         self.tracker = Tracker(model, loader, self.layers, **group | self.options)
-        self.tracker.rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
-        state.stateful_callbacks[_ROWS] = self.tracker.rows  # every checkpoint saves them
-        if all(row["epoch"] < epoch for row in self.tracker.rows):
+        rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
+        self.tracker.rows = state.stateful_callbacks[_ROWS] = rows  # every checkpoint saves them
+        if rows:  # what is drawn until the next measurement
+            self.tracker.last = Measures(row for row in rows if row["epoch"] == rows[-1]["epoch"])
+        if all(row["epoch"] < epoch for row in rows):
             self._measure(state, epoch)
 
     def on_epoch_end(self, args, state, control, **kwargs):

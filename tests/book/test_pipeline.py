@@ -238,6 +238,16 @@ def test_the_data_set_counts_for_chapters_that_declare_one_and_so_do_the_readers
     assert chapters.data_fingerprint(str(book.root / "own.npz")) != before
 
 
+def test_a_data_set_that_is_linked_into_the_data_folder_counts(book):
+    book.write("data/file", "1")
+    before = chapters.data_fingerprint()
+    book.write("disk/images", "12")
+    (book.root / "data" / "set").symlink_to(book.root / "disk")
+    linked = chapters.data_fingerprint()
+    book.write("disk/images", "123")
+    assert len({before, linked, chapters.data_fingerprint()}) == 3
+
+
 def test_the_data_folder_is_looked_at_once_for_all_chapters_and_again_when_asked_again(book, monkeypatch):
     for name in ("one", "two"):
         book.chapter(name, parameters='dataset = "auto"')
@@ -256,14 +266,14 @@ def test_the_code_cells_are_those_of_the_notebook(book):
         assert [(cell.source, cell.metadata) for cell in page.code] == [(one.source, one.metadata) for one in cells]
 
 
-@pytest.mark.parametrize(("odd", "counts"), [("dangling", False), ("loop", False), ("\udcff", True)])
+@pytest.mark.parametrize(("odd", "counts"), [("nothing", False), ("link", False), (".", False), ("\udcff", True)])
 def test_an_odd_file_in_the_data_folder_ends_no_command(book, odd, counts):
     book.write("data/file", "1")
     before = chapters.data_fingerprint()
     if odd == "\udcff":  # a name that is not UTF-8
         (book.root / "data" / odd).touch()
     else:
-        (book.root / "data" / "link").symlink_to("link" if odd == "loop" else "nothing")
+        (book.root / "data" / "link").symlink_to(odd)  # nowhere, to itself, back
     assert (chapters.data_fingerprint() != before) == counts
 
 

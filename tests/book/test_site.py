@@ -1,15 +1,13 @@
 """What the site promises works in a real browser: its frame, the ledger's filters, the search, the animations."""
 
-import html
 import json
 import re
 from urllib.parse import urlparse
 
 import pytest
 from browser import CHAPTERS, PAGES, axe, hosts, typeset
-from markdown_it import MarkdownIt
 
-from lib.book import chapters, compose
+from lib.book import chapters
 from lib.ledger import declarations
 
 CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/back/building", "chapters/back/ledger",
@@ -273,11 +271,3 @@ def test_the_smoke_profile_claims_nothing(smoke_book):
     rows = json.loads((smoke_book.build / "claims.json").read_text())
     assert {(row["verdict"], row["profile"]) for row in rows} == {("not run", "smoke")}
     assert {row["device"] for row in rows} == {"cpu"}, "a device is recorded, not a wish"
-
-
-@pytest.mark.parametrize("path", ["a`<img src=x>`b", "`", "two\n\n<b>lines</b>", "auto"])
-def test_a_page_shows_the_path_of_its_images_as_it_is(monkeypatch, path):
-    about = {"key": {"parameters": {"profile": "smoke", "dataset": path}}, "seconds": 1}
-    monkeypatch.setattr(compose, "noted", lambda page: about)
-    page = MarkdownIt().render(compose._run_note(chapters.Page("chapters/made"), []))
-    assert f"dataset <code>{html.escape(' '.join(path.split()))}</code> in 1 s" in page

@@ -90,13 +90,6 @@ def test_only_a_criterion_with_what_is_printed_beside_it_can_be_contradicted():
         assert verdict(claim(expect=expect), {"theirs": 1, "missed": missed}, errata=[ERRATUM]) == expected
 
 
-def test_one_quantity_that_fails_is_enough():
-    declaration = claim(expect={name: {"equals": True} for name in "abc"})
-    for outcomes in itertools.product([True, False], repeat=3):
-        expected = "reproduced" if all(outcomes) else "not reproduced"
-        assert verdict(declaration, dict(zip("abc", outcomes, strict=True))) == expected
-
-
 @pytest.mark.parametrize("profile", ["laptop", "smoke"])
 def test_a_measured_quantity_has_to_be_declared_and_a_declared_one_measured(profile):
     with pytest.raises(ValueError, match="'fc-one'.*'constnat'.*did you mean 'constant'"):

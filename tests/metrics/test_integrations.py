@@ -141,6 +141,9 @@ def test_lightning_goes_on_with_the_rows_of_a_checkpoint(tmp_path):
     resumed = trainer_of(tmp_path, again, epochs=3)
     resumed.fit(Network(), loader_of(), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert epochs(again.tracker.rows) == [0, 1, 2, 3] and again.tracker.rows[:3] == first.tracker.rows
+    rare = CollapseCallback(every=5)
+    trainer_of(tmp_path, rare, epochs=3).fit(Network(), loader_of(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert rare.tracker.curve("nc1") == first.tracker.curve("nc1")
     resumed.fit_loop.max_epochs = 4
     resumed.fit(again.tracker.model, loader_of())
     *_, last = rows = again.tracker.rows
@@ -238,6 +241,9 @@ def test_transformers_goes_on_with_the_rows_of_a_checkpoint(tmp_path):
     assert numbers(again.tracker.rows[3]) == pytest.approx(numbers(first.tracker.rows[3]), rel=1e-4)
     assert epochs(again.tracker.rows) == [0, 1, 2, 3]
     assert sum("nc1/penultimate" in log for log in trainer.state.log_history) == 4
+    ended = TransformersCallback()
+    trained(tmp_path, ended, epochs=3, resume=tmp_path / "checkpoint-9")
+    assert ended.tracker.curve("nc1") == first.tracker.curve("nc1")
     trained(tmp_path, first, max_steps=4, save_strategy="epoch")
     assert epochs(first.tracker.rows) == [0, 1, 2]  # the second epoch not to its end
     trained(tmp_path, again, epochs=2, resume=tmp_path / "checkpoint-4")

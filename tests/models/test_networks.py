@@ -161,16 +161,3 @@ def test_initial_weights_have_the_variances_of_their_sources_and_biases_of_vgg13
 def test_impossible_networks_are_refused(make, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         make(**(SOUND[make] | wrong))
-
-
-def test_networks_made_in_two_threads_are_those_of_their_seeds():
-    from concurrent.futures import ThreadPoolExecutor
-
-    def weights(seed):
-        return torch.cat([part.detach().flatten() for part in resnet20(4, 3, 1 / 8, seed=seed).parameters()])
-
-    before = torch.random.get_rng_state()
-    with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(weights, range(12)))
-    assert all(torch.equal(one, weights(seed)) for seed, one in enumerate(found))
-    assert torch.equal(torch.random.get_rng_state(), before)

@@ -51,13 +51,6 @@ def steps_of(step, steps):
     return card
 
 
-def test_what_a_recording_has_read_on_the_processor_it_keeps():
-    """The reason for the rule that whatever changes lies on the device."""
-    numbers, total = iter(range(1000)), torch.zeros((), dtype=torch.int64)
-    card = steps_of(lambda: total.add_(next(numbers)), 12)
-    assert total == 0 + 1 + 5 * (2 + 3) and (card.recordings, card.replays) == (1, 5)
-
-
 @pytest.mark.parametrize(
     "step",
     [
