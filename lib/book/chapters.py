@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 
 # Neither the pipeline nor the ledger changes what a chapter computes: claims are judged again at each publishing, so an
-# edit of them must not cost an execution. Every other module counts, and which column of the settings a profile is.
+# edit of them must not cost an execution. Which column of the settings a profile is does count.
 NOT_INPUTS = re.compile(r"lib\.(book|ledger)(\.(?!profiles$)|$)")
 
 version = functools.cache(importlib.metadata.version)
