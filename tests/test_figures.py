@@ -40,6 +40,12 @@ def contrast(one, other):
     return (light + 0.05) / (dark + 0.05)
 
 
+@pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
+def test_text_and_axes_stand_out_on_a_white_and_on_a_dark_page(page):
+    for key in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"):
+        assert contrast(mpl.rcParams[key], page) >= 3.8
+
+
 def test_the_same_figure_gives_the_same_svg_in_a_notebook():
     from IPython.core.formatters import DisplayFormatter
     from IPython.core.pylabtools import select_figure_formats

@@ -10,6 +10,7 @@ from sweep_tasks import __file__ as tasks
 from sweep_tasks import objective
 from waiting import wait_for
 
+from lib.runs import hyperparameters
 from lib.runs.hyperparameters import search
 
 FINISHED = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
@@ -54,6 +55,13 @@ def test_workers_share_the_trials_and_what_a_killed_one_leaves_others_finish(jou
     assert 18 <= len(finished(study := search(objective, journal, 18, 9))) <= 19  # this process joins, and goes on
     assert len({trial.params["x"] for trial in study.trials}) == len(study.trials), "two drew the same"
     assert [trial.state.name for trial in study.trials].count("RUNNING") == 1
+
+
+def test_the_lock_of_a_worker_that_died_over_it_is_taken_away(journal, monkeypatch):
+    search(objective, journal, 1, 9)
+    journal.with_name("journal.log.lock").symlink_to(journal)
+    monkeypatch.setattr(hyperparameters, "_GRACE", 1)
+    assert len(finished(search(objective, journal, 2, 9))) == 2
 
 
 def test_a_half_written_last_line_of_the_journal_is_cut_off(journal):
