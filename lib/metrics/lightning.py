@@ -12,7 +12,6 @@ except ImportError:
     from pytorch_lightning import Callback
 
 from .passes import Layer, Loader
-from .table import Measures
 from .tracker import Tracker
 
 
@@ -70,8 +69,6 @@ class CollapseCallback(Callback):
         group = {"group": torch.distributed.group.WORLD} if trainer.world_size > 1 else {}
         self.tracker = Tracker(pl_module, self._batches(trainer), self.layers, **group | self.options)
         self.tracker.rows = rows = self._rows
-        if rows:  # what is drawn until the next measurement
-            self.tracker.last = Measures(row for row in rows if row["epoch"] == rows[-1]["epoch"])
         if all(row["epoch"] < epoch for row in rows):
             numbers = self._measured(trainer, epoch)
             for logger in trainer.loggers if numbers else []:

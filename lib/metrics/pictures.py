@@ -102,7 +102,7 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
     """
     if not tracker.rows:
         raise ValueError("nothing was measured yet")
-    rows = {row["layer"]: row for row in tracker.last}
+    rows = {row["layer"]: row for row in tracker.rows}
     known = [column for column in TITLES if any(row.get(column) is not None for row in rows.values())]
     columns = [name for name in known if name in USUAL] if columns is None else columns
     columns = [columns] if isinstance(columns, str) else list(columns)

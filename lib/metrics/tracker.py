@@ -104,9 +104,8 @@ class Tracker:
         """
         if not self.rows:
             raise ValueError("nothing was measured yet")
-        layers = [row["layer"] for row in self.last]
-        layer = layers[-1] if layer is None else layer
-        one_of(layers, layer=layer)
+        layer = self.rows[-1]["layer"] if layer is None else layer
+        one_of(dict.fromkeys(row["layer"] for row in self.rows), layer=layer)
         rows = [row for row in self.rows if row["layer"] == layer]
         one_of([name for name, value in rows[-1].items() if value is not None and name != "layer"], column=column)
         return [row["epoch"] for row in rows], [row[column] for row in rows]

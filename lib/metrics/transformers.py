@@ -9,7 +9,6 @@ import torch
 from transformers import TrainerCallback
 
 from .passes import Layer, Loader
-from .table import Measures
 from .tracker import Tracker
 
 _ROWS = "collapse of representations"  # where the state of a trainer keeps the rows
@@ -70,8 +69,6 @@ class CollapseCallback(TrainerCallback):
         self.tracker = Tracker(model, loader, self.layers, **group | self.options)
         rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
         self.tracker.rows = state.stateful_callbacks[_ROWS] = rows  # every checkpoint saves them
-        if rows:  # what is drawn until the next measurement
-            self.tracker.last = Measures(row for row in rows if row["epoch"] == rows[-1]["epoch"])
         if all(row["epoch"] < epoch for row in rows):
             self._measure(state, epoch)
 

@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import jupytext
 import nbformat
 import pytest
 from browser import PAGES
+from waiting import wait_for
 
 from lib.book.chapters import ROOT
 from lib.book.lab import merged
@@ -65,12 +65,8 @@ def lab(tmp_path):
             cwd=tmp_path, env=environment, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
     try:
-        for _ in range(600):
-            if found := re.search(r"http://127\.0\.0\.1:\d+/lab\?token=\w+", log.read_text()):
-                break
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.2)
-        assert found, log.read_text()
+        address = re.compile(r"http://127\.0\.0\.1:\d+/lab\?token=\w+")
+        found = wait_for(lambda: address.search(log.read_text()), f"the address of JupyterLab in {log}", 120)
         yield found[0].replace("/lab?", f"/lab/tree/{CHAPTER}?"), tmp_path
     finally:
         os.killpg(server.pid, signal.SIGTERM)

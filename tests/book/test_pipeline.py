@@ -383,10 +383,8 @@ def test_building_executes_the_chapters_and_publishes_their_results(built_once):
 
 def test_parameters_are_injected_where_they_are_declared(built_once):
     for name in ("one", "two"):
-        (injected,) = (
-            cell.source for cell in built_once.notebook(name).cells
-            if "injected-parameters" in cell.metadata.get("tags", [])
-        )  # fmt: skip
+        cells = built_once.notebook(name).cells
+        (injected,) = (cell.source for cell in cells if "injected-parameters" in cell.metadata.get("tags", []))
         assert "seed = 7" in injected and ("device" in injected) == (name == "two")
 
 
@@ -586,12 +584,13 @@ def test_a_build_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch
         pass
 
 
-def test_a_disk_that_is_full_when_a_chapter_begins_fails_this_chapter_alone(book, monkeypatch):
-    def write(notebook, path):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def on_a_full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_a_disk_that_is_full_when_a_chapter_begins_fails_this_chapter_alone(book, monkeypatch):
     book.write("chapters/claims.yml", "claims: []\n")
-    monkeypatch.setattr(nbformat, "write", write)
+    monkeypatch.setattr(nbformat, "write", on_a_full_disk)
     monkeypatch.setattr(run, "_prepare_environment", lambda *_: None)
     monkeypatch.setattr(kernels, "prepare", lambda *_: None)
     console = Console(file=io.StringIO())
@@ -602,11 +601,8 @@ def test_a_disk_that_is_full_when_a_chapter_begins_fails_this_chapter_alone(book
 
 @pytest.mark.parametrize("where", ["_sync", "_build", "_link"])
 def test_a_disk_that_is_full_while_the_site_is_written_is_said_and_the_old_site_stays(current, monkeypatch, where):
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(site, "_build", lambda *_, **__: None)
-    monkeypatch.setattr(site, where, fail)
+    monkeypatch.setattr(site, where, on_a_full_disk)
     with pytest.raises(compose.SiteError, match=f"written to {current.build}, .* as it was: .*No space left on device"):
         site.publish(current.root)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper_card import recording
+from without_gpu import recording
 
 from lib.training import cuda_graphs
 

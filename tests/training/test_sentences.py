@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from paper_card import Waits, recording
+from without_gpu import Waits, recording
 
 from lib.data.sentences import sentence_task
 from lib.models.sentences import empirical_risk

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from paper_card import recording
+from without_gpu import recording
 
 from lib.models.unconstrained import labels, objective
 from lib.training import unconstrained
