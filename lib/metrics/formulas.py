@@ -1,4 +1,4 @@
-r"""The measures themselves, of features that are all at hand: shapes and conventions are those of the package."""
+r"""The measures themselves, for features that are all in memory: shapes and conventions are those of the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     H
         Features `(..., n_samples, d)`.
     y
-        Labels `(n_samples,)`, `0..K-1` with `K` one more than the largest.
+        Labels `(n_samples,)`, `0..K-1` with `K` one more than the largest label.
 
     Returns
     -------
@@ -28,8 +28,8 @@ def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     Raises
     ------
     ValueError
-        If a feature is not finite, the lengths differ, a label is negative or no integer, or there is no sample, or
-        none in a class.
+        If a feature is not finite, the lengths differ, a label is negative or not an integer, there is no sample, or a
+        class has none.
 
     Examples
     --------
@@ -47,9 +47,9 @@ def relative_spread(H: Tensor, y: Tensor) -> float | Tensor:
 
     .. math:: \Big( \sum_i \|h_i - \mu_{y_i}\|^2 \Big/ \sum_i \|\mu_{y_i}\|^2 \Big)^{1/2}
 
-    Zero exactly when each class sits in one point and not all of them at the origin (then nan; infinite if only the
-    means are zero): collapse in direction and in norm. A number for one run, a tensor
-    `...` for several. Arguments and errors as :func:`class_means`. Source: this book.
+    Zero exactly when each class sits in one point and not all of them at the origin: collapse in direction and in norm.
+    If all features are zero it is nan; if only the means are, infinite. A number for one run, a tensor `...` for
+    several. Arguments and errors as :func:`class_means`. Source: this book.
 
     >>> H, y = torch.tensor([[3.0, 1.0], [3.0, -1.0], [0.0, 3.0]]), torch.tensor([0, 0, 1])
     >>> round(relative_spread(H, y), 4)  # the square root of 2 / 27
@@ -67,7 +67,7 @@ def directional_spread(H: Tensor, y: Tensor) -> float | Tensor:
 
     The mean direction of a class is that of :math:`\sum_{y_i=k} h_i/\|h_i\|`. Zero exactly when the features of a
     class are positive multiples of one vector: directional collapse. Where the directions of a class cancel, it has no
-    mean direction, and each of its features counts with 60 degrees. A number for one run, a tensor `...` for several.
+    mean direction, and each of its features counts as 60 degrees. A number for one run, a tensor `...` for several.
     Arguments and errors as :func:`class_means`, and ValueError if a feature is zero. Source: this book.
 
     >>> H, y = torch.tensor([[1.0, 0.0], [5.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])
@@ -135,15 +135,15 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
       that the features have collapsed. :func:`relative_spread` sees every direction.
     - The global mean :math:`\mu_G` is that of the samples, but :math:`\Sigma_B` counts every class once. With classes
       of unequal size :math:`\Sigma_B` is therefore taken about a point that is not the mean of the class means. Its
-      rank is at most `K - 1` all the same, for :math:`\sum_k n_k (\mu_k - \mu_G) = 0`.
-    - Where all class means coincide :math:`\Sigma_B^\dagger = 0`, and the printed formula gives 0, as if the features
+      rank is still at most `K - 1`, because :math:`\sum_k n_k (\mu_k - \mu_G) = 0`.
+    - Where all class means coincide, :math:`\Sigma_B^\dagger = 0` and the printed formula gives 0, as if the features
       had collapsed. Here the result is nan.
 
     :math:`\Sigma_B` is not formed: its pseudo-inverse comes from the singular values :math:`s` of the centred means.
-    Counted as zero are those below :math:`s_{\max} \sqrt{m \epsilon}`, `m = max(K, d)`, which for `K <= d` is the
-    convention of PyTorch's `pinv` and NumPy's `matrix_rank`, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in
-    float64 (for float32 features: :math:`s_{\max} m \epsilon_{32}`), and those below the rounding of the means,
-    :math:`4\epsilon\|\mu\|_F`.
+    Those below :math:`s_{\max} \sqrt{m \epsilon}`, `m = max(K, d)`, count as zero. For `K <= d` this is the convention
+    of PyTorch's `pinv` and NumPy's `matrix_rank`, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in float64;
+    for float32 features the bound is :math:`s_{\max} m \epsilon_{32}`. Those below the rounding of the means,
+    :math:`4\epsilon\|\mu\|_F`, count as zero too.
 
     Source: Tirer & Bruna, equation (26).
 
@@ -152,7 +152,7 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     H
         Features `(..., n_samples, d)`.
     y
-        Labels `(n_samples,)`, `0..K-1` with `K` one more than the largest.
+        Labels `(n_samples,)`, `0..K-1` with `K` one more than the largest label.
 
     Returns
     -------
@@ -162,7 +162,7 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     Raises
     ------
     ValueError
-        As :func:`class_means`, and if there is one class only.
+        As :func:`class_means`, and if there is only one class.
 
     Examples
     --------
@@ -185,22 +185,22 @@ def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     r"""Variance within classes over that between them, in all directions: :math:`\operatorname{Tr}\Sigma_W /
     \operatorname{Tr}\Sigma_B`, with the matrices of :func:`nc1`.
 
-    It needs no pseudo-inverse, and so falls smoothly where class means have low rank. Of few samples it is too small,
-    because their scatter moves the means apart. With `debiased` both traces are replaced by estimates, that of
-    :math:`\operatorname{Tr}\Sigma_B` unbiased, that of :math:`\operatorname{Tr}\Sigma_W` (the pooled variance) where
-    classes have equal sizes or equal variances: with :math:`v_k` the unbiased variance of class `k` (its trace) and
-    shares :math:`p_k = n_k/N`
+    It needs no pseudo-inverse, and so falls smoothly where class means have low rank. With few samples it is too small,
+    because their scatter moves the means apart. With `debiased` both traces are replaced by estimates: that of
+    :math:`\operatorname{Tr}\Sigma_B` is unbiased, that of :math:`\operatorname{Tr}\Sigma_W` (the pooled variance) is so
+    where classes have equal sizes or equal variances. With :math:`v_k` the unbiased variance of class `k` (its trace)
+    and shares :math:`p_k = n_k/N` they are
 
     .. math::
         \operatorname{Tr}\Sigma_W \to \frac1{N-K}\sum_i \|h_i - \mu_{y_i}\|^2, \qquad
         \operatorname{Tr}\Sigma_B \to \operatorname{Tr}\Sigma_B
         - \frac1K\sum_k \big(1 - 2p_k + K p_k^2\big)\frac{v_k}{n_k} .
 
-    The plain ratio is infinite where all means coincide, nan if nothing scatters either. The debiased one is nan if a
-    class has one sample, and negative or arbitrarily large where nothing but the scatter moves the means apart.
+    The plain ratio is infinite where all means coincide, nan if there is no scatter either. The debiased one is nan if
+    a class has one sample, and negative or arbitrarily large where nothing but the scatter moves the means apart.
 
-    Arguments and errors as :func:`nc1`. Source: Tirer, Huang & Niles-Weed (2023), where it is another NC1; the debiased
-    one this book.
+    Arguments and errors as :func:`nc1`. Source: Tirer, Huang & Niles-Weed (2023), where it is another NC1; for the
+    debiased one, this book.
 
     >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
     >>> trace_ratio(H, y).item()  # 1 within, 4 between
@@ -270,10 +270,10 @@ def nc2_of(means: Tensor) -> Tensor:
 def uniformity(means: Tensor) -> Tensor:
     r"""How evenly directions are spread over the sphere: the mean of :math:`\log(1 / \|u_k - u_l\|)` over all pairs.
 
-    :math:`u_k` are the `means: (..., K, d)`, used as given, scaled to norm 1; centre them first. It makes sense for
-    more classes than dimensions too, where there is no simplex. The smallest value that is possible at all,
-    :math:`-\frac12\log\frac{2K}{K-1}`, is that of a simplex; infinite where two directions coincide. ValueError for one
-    class or a mean that is not finite. Source: Liu et al. (2023); generalised NC2 of Wu & Papyan (2024).
+    :math:`u_k` are the `means: (..., K, d)`, used as given, scaled to norm 1; centre them first. The measure also makes
+    sense for K > d + 1, where there is no simplex. Its smallest possible value,
+    :math:`-\frac12\log\frac{2K}{K-1}`, is that of a simplex; it is infinite where two directions coincide. ValueError
+    for one class or a mean that is not finite. Source: Liu et al. (2023); generalised NC2 of Wu & Papyan (2024).
 
     >>> simplex = torch.eye(4) - 1 / 4
     >>> round(uniformity(simplex).item(), 4), round(-0.5 * torch.tensor(8 / 3).log().item(), 4)
@@ -307,7 +307,7 @@ def duality(W: Tensor, means: Tensor) -> Tensor:
     .. math:: \frac{\operatorname{std}_k c_k}{\operatorname{mean}_k c_k}, \qquad
         c_k = \frac{\langle w_k, \mu_k\rangle}{\|w_k\|\|\mu_k\|}
 
-    with the standard deviation of all K. Zero where all classes are equally aligned, be it little or much: uniform
+    where the standard deviation divides by K. Zero where all classes are equally aligned, weakly or strongly: uniform
     duality. `W` and `means`: `(..., K, d)`, used as given; centre the means first. ValueError if the shapes differ or
     an entry is not finite. Source: Wu & Papyan (2024), uniform NC3.
 
@@ -321,11 +321,11 @@ def duality(W: Tensor, means: Tensor) -> Tensor:
 
 
 def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
-    r"""Fraction of samples that the classifier assigns to another class than that of the nearest mean.
+    r"""Fraction of samples that the classifier assigns to a class other than that of the nearest mean.
 
     .. math:: \frac1n \#\Big\{ i : \arg\max_k\, (W h_i + b)_k \ne \arg\min_k \|h_i - \mu_k\| \Big\}
 
-    Of several largest scores, or several nearest means, the first class counts.
+    If several scores are largest, or several means nearest, the first of these classes counts.
 
     Source: Papyan, Han & Donoho (2020), NC4.
 
@@ -334,7 +334,7 @@ def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
     H
         Features `(..., n_samples, d)`.
     W, b
-        Classifier `(..., K, d)` and its bias `(..., K)`, or None for none.
+        Classifier `(..., K, d)` and its bias `(..., K)`, or None if it has none.
     means
         Class means `(..., K, d)`.
 
@@ -362,7 +362,7 @@ def nc4(H: Tensor, W: Tensor, b: Tensor | None, means: Tensor) -> Tensor:
 
 
 def nc5(means: Tensor, outside_mean: Tensor) -> Tensor:
-    r"""How far samples from outside lie from the directions of the classes: mean absolute cosine to the class means.
+    r"""How close samples from outside lie to the directions of the classes: mean absolute cosine to the class means.
 
     .. math:: \frac1K \sum_k \frac{|\langle \mu_k, \mu_{\text{out}}\rangle|}{\|\mu_k\|\|\mu_{\text{out}}\|}
 
@@ -377,9 +377,9 @@ def nc5(means: Tensor, outside_mean: Tensor) -> Tensor:
 
 
 def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
-    r"""NC1 of the test features: how much classes that training collapses are spread where it has not looked.
+    r"""NC1 of the test features: how much classes that training collapses are spread on data it has not seen.
 
-    :func:`nc1` with :math:`\mu_G = \frac1K\sum_k \mu_k`, the paper's global mean, which is that of all samples where
+    :func:`nc1` with :math:`\mu_G = \frac1K\sum_k \mu_k`, the paper's global mean, which is the mean of all samples if
     classes have equal sizes. Arguments, result and errors as there. Source: Nguyen et al., section 4.1, equation (2).
 
     >>> H, y = torch.tensor([[1.0], [3.0], [-1.0], [-3.0]]), torch.tensor([0, 0, 1, 1])
@@ -396,11 +396,11 @@ def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
 
 
 def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Tensor:
-    r"""How far training has carried the samples with a corrupted label away from where their like are.
+    r"""How far training has carried samples with a corrupted label away from the test mean of their true class.
 
     .. math:: \mathrm{mem} = \sum_{i\ \text{corrupted}} \| h_i - \mu^{\text{test}}_{y^*_i} \|_2
 
-    A sum, as printed: it grows with the number of corrupted samples, and is 0 where there are none.
+    A sum, as in the paper: it grows with the number of corrupted samples, and is 0 where there are none.
 
     Source: Nguyen et al., section 4.1, equation (3).
 
@@ -440,7 +440,7 @@ def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Ten
 
 
 def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
-    """Singular values of `M: (..., m, n)` larger than `rtol` times the largest, counted (int64); 0 for M = 0.
+    """Number of singular values of `M: (..., m, n)` larger than `rtol` times the largest, int64; 0 for M = 0.
 
     ValueError if an entry is not finite or `rtol` is not in `[0, 1)`.
 
@@ -456,7 +456,7 @@ def numerical_rank(M: Tensor, rtol: float = 1e-3) -> Tensor:
 def condition_number(M: Tensor, rank: int | None = None) -> Tensor:
     r"""Largest over smallest singular value of `M: (..., m, n)`, or over the `rank`-th largest.
 
-    `K` centred class means span at most `K - 1` directions, so that their smallest singular value is rounding:
+    `K` centred class means span at most `K - 1` directions, so that their smallest singular value is rounding error:
     `rank=K - 1` leaves it out. Infinite where the divisor is zero; nan for M = 0. ValueError if an entry is not finite
     or `rank` is not in `1..min(m, n)`.
 
@@ -478,12 +478,12 @@ def condition_number(M: Tensor, rank: int | None = None) -> Tensor:
 
 
 def class_sums(H: Tensor, y: Tensor, K: int) -> Tensor:
-    """Sums `(..., K, d)` of the features `(..., n_samples, d)` of each class, 0 for one without samples."""
+    """Sums `(..., K, d)` of the features `(..., n_samples, d)` of each class, 0 for a class without samples."""
     return H.new_zeros(*H.shape[:-2], K, H.shape[-1]).index_add_(-2, y, H)
 
 
 def _deviations(H: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Class means and the deviations from them; the means once more from the deviations, whose sums round less."""
+    """Class means and the deviations from them, both corrected by the mean deviations, whose sums round less."""
     weights = 1 / counts[:, None].to(H)
     means = class_sums(H, y, len(counts)) * weights
     deviations = H - means[..., y, :]
@@ -499,7 +499,7 @@ def _scatters(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def centre_of(means: Tensor, counts: Tensor, centre: str = "samples") -> Tensor:
-    """Mean `(..., d)` of all samples, or of the class means (`"classes"`); exact where these coincide."""
+    """Mean `(..., d)` of all samples, or of the class means (`"classes"`); exact where the class means coincide."""
     checks.one_of(("samples", "classes"), centre=centre)
     first = means[..., :1, :]
     shares = counts.to(means) / counts.sum() if centre == "samples" else means.new_full((len(counts),), 1 / len(counts))
@@ -544,15 +544,15 @@ def over_distances(means: Tensor, variances: Tensor) -> Tensor:
 def _distances(points: Tensor) -> Tensor:
     """Distances of all pairs of the rows `(..., K, d)`, in the order of `torch.triu_indices`."""
     k, other = torch.triu_indices(points.shape[-2], points.shape[-2], 1, device=points.device)
-    # the other modes subtract squared norms, and lose distances that are small against those from the origin
+    # the other modes subtract squared norms, and lose distances that are small beside those from the origin
     return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")[..., k, other]
 
 
 def nearest(H: Tensor, means: Tensor) -> Tensor:
-    """The nearest of the means `(..., K, d)` for each feature `(..., n, d)`; of several the first.
+    """The nearest of the means `(..., K, d)` for each feature `(..., n, d)`; the first of several.
 
-    Found by a product of centred features and means; where that decides by less than it may have been rounded, by
-    distances.
+    Found by a product of centred features and means, or by distances where the product decides by less than its
+    possible rounding.
     """
     middle = means.mean(-2, keepdim=True)
     near, centred = H - middle, means - middle
@@ -583,7 +583,7 @@ def _normalized(M: Tensor) -> Tensor:
 
 
 def _directions(M: Tensor) -> Tensor:
-    """The rows, of any length, scaled to norm 1; those that are zero stay so."""
+    """The rows, of any length, scaled to norm 1; zero rows stay zero."""
     largest = M.abs().amax(-1, keepdim=True)
     M = M / torch.where(largest > 0, largest, 1)
     return M / M.norm(dim=-1, keepdim=True).clamp(min=1)  # the largest entry is 1 now
@@ -598,15 +598,15 @@ def _result(value: Tensor) -> float | Tensor:
     return value if value.ndim else value.item()
 
 
-# Errors at the door ---------------------------------------------------------------------------------------------------
+# Checks of arguments --------------------------------------------------------------------------------------------------
 
 
 def _checked(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, labels and the samples of each class, once they are found to be what :func:`class_means` asks for."""
+    """Features, labels and the number of samples in each class, if they are what :func:`class_means` asks for."""
     if H.ndim < 2 or H.shape[-2] == 0:
         raise ValueError(f"H has shape {tuple(H.shape)}; (..., n_samples, d) with a sample needed")
     y = checks.labels(y, H.shape[-2]).to(H.device)
-    present = y.unique()  # without a count for each class, of which a wrong label may make very many
+    present = y.unique()  # without a count for each class: a wrong label may make very many classes
     if len(present) <= present[-1]:
         absent = next(k for k, label in enumerate(present.tolist()) if k != label)
         raise ValueError(f"y: class {absent} has no sample")

@@ -26,27 +26,27 @@ class CollapseCallback(Callback):
     An epoch is the number of epochs that the model has been trained for: 0 before training and 1 after the first, which
     Lightning counts as 0. Every logger of the trainer gets the numbers, under names like `nc1/penultimate`, and after
     an epoch `ModelCheckpoint` and `EarlyStopping` can monitor them. A checkpoint keeps the rows, and training that is
-    resumed goes on with them. Training itself is the same to the last bit.
+    resumed goes on with them. Training itself is unchanged to the last bit.
 
-    What runs is the module's `forward`, on batches as the loader gives them: neither hooks that change a batch for the
+    The module's `forward` is run, on batches as the loader gives them: neither hooks that change a batch for the
     training step nor the precision of the trainer apply.
 
     Parameters
     ----------
     loader
-        As in :func:`~lib.metrics.measure`; by default the training loader of the trainer, all of it. Where the trainer
-        has several of them, one has to be given.
+        As in :func:`~lib.metrics.measure`; by default the whole training loader of the trainer. If the trainer has
+        several of them, one has to be given.
     layers
         As in :class:`~lib.metrics.Tracker`.
     options
         Everything else that :class:`~lib.metrics.Tracker` takes: `every`, and what :func:`~lib.metrics.measure` takes.
-        Where the trainer has several processes `group` is all of them unless given: each reads its share of the
-        samples, some twice where the shares are made equal.
+        If the trainer has several processes, `group` is by default all of them: each reads its share of the samples,
+        and some samples are read twice where the shares are made equal.
 
     Attributes
     ----------
     tracker
-        The :class:`~lib.metrics.Tracker` of the training that was last begun, None before the first.
+        The :class:`~lib.metrics.Tracker` of the latest training run, None before the first.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class CollapseCallback(Callback):
         self._rows: list[dict] = []
 
     def setup(self, trainer, pl_module, stage):
-        """Keep the rows where a trainer that has trained goes on."""
+        """Keep the rows if a trainer that has already trained goes on."""
         self._rows = self.tracker.rows if self.tracker and trainer.current_epoch else []
 
     def on_train_start(self, trainer, pl_module):

@@ -40,63 +40,63 @@ def measure(
 ) -> Measures:
     r"""Every measure of collapse of a model's features, from one pass over the data and in bounded memory.
 
-    Of each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), never the features of
-    more than one batch. The model is in evaluation mode meanwhile, without gradients, and is left as it was found. So
-    are the generators of random numbers: PyTorch's, Python's and NumPy's global ones, and those of the loaders. A
-    DataLoader whose workers persist is not iterated, for that would reset the iterator of the training loop: another
-    one with the same data set, batches and collation is.
+    For each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), never the features
+    of more than one batch. The model runs in evaluation mode, without gradients, and is left as it was found. So are
+    the random number generators: the global ones of PyTorch, Python and NumPy, and those of the loaders. A DataLoader
+    whose workers persist is not itself iterated, as that would reset the training loop's iterator: a copy with the same
+    data set, batches and collation is read instead.
 
     Parameters
     ----------
     model
-        Any PyTorch model that takes a batch `x`; as `model(*x)` where x is a tuple or list, and as `model(**x)` where
-        it is a mapping.
+        Any PyTorch model that takes a batch `x`: as `model(*x)` where x is a tuple or list, as `model(**x)` where it is
+        a mapping, and as `model(x)` otherwise.
     loader
-        Batches `(x, y, ...)` with labels `y: (n_samples,)` in `0..K-1`, a tensor, an array or a list: a DataLoader, a
-        list, or a function without arguments that returns an iterable, such as a generator function. Of a batch that is
-        a mapping the entry `labels` (or `label`, `label_ids`, `targets`, `target`, `y`) is y, and the others are x.
-        Samples with the label -100 are left out. Measure without augmentation: what is drawn anew in each pass is not
-        what the model was trained on, nor what the next measurement sees.
+        A DataLoader, a list, or a function without arguments that returns an iterable, such as a generator function.
+        Batches are `(x, y, ...)`, with labels `y: (n_samples,)` in `0..K-1` as a tensor, an array or a list. In a batch
+        that is a mapping, the entry `labels` (or `label`, `label_ids`, `targets`, `target`, `y`) is y, and the other
+        entries are x. Samples with the label -100 are left out. Measure without augmentation: samples drawn anew in
+        each pass are neither what the model was trained on nor what the next measurement sees.
     layers
-        Submodules, or their names as in `model.named_modules()`, whose outputs are the features, or `"penultimate"`,
-        the input of the head, which is the default. Of a module that runs several times in a pass, the last output
-        counts, and of an output that is a tuple the first entry.
+        Submodules whose outputs are the features, or their names as in `model.named_modules()`; or `"penultimate"`, the
+        default, which is the input of the head. If a module runs several times in a pass, its last output counts; if an
+        output is a tuple, its first entry.
     device
-        Where batches are brought; by default where the model's first parameter lies. The model is not moved.
+        Where batches are moved; by default to the device of the model's first parameter. The model is not moved.
     head
         The classifier, a module (or its name) with a `weight: (K, d)` and perhaps a `bias: (K,)`, or a convolution over
-        single positions. By default the module whose output is the model's, which is found by running the
-        first batch once more: as it
-        is, averaged over positions, or at one of the tokens, as sequence classifiers have it. Its token is then the
-        sample.
+        single positions. By default the module whose output is the model's: as it is, averaged over positions, or at
+        one of the tokens, as in sequence classifiers; that token then stands for the sample. It is found by running the
+        first batch once more.
     K
-        Number of classes; by default the number of rows of the head's weight. Where it is another number, there is no
+        Number of classes; by default the number of rows of the head's weight. If it differs from that, there is no
         `nc3`.
     nc4
         Whether to measure :func:`nc4`, which compares each feature with the final class means. Up to half a GiB of
-        features are kept for that; of more there is a second pass.
+        features is kept for that; more needs a second pass.
     reduce
-        What becomes of positions: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
-        dimensions but one) and tokens `(N, T, d)` over `T`, where the batch has an `attention_mask` over the tokens
-        that it shows; `"flatten"` makes one long vector of each sample. Or a function of what the layer gives, and
-        perhaps of the inputs x, that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token. Other
-        orders, `(N, H, W, C)` or `(T, N, d)`, are not recognised: `d` in the table tells, and a function takes them.
+        How positions are reduced: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
+        dimensions but one) and tokens `(N, T, d)` over `T`, or over the tokens that an `attention_mask` in the batch
+        shows; `"flatten"` makes one long vector of each sample. Or a function of the layer's output, and perhaps of the
+        inputs x, that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token. Other orders of
+        dimensions, `(N, H, W, C)` or `(T, N, d)`, are not recognised: `d` in the table reveals them, and a function
+        handles them.
     test_loader
         Samples that the model was not trained on, in batches like those of `loader`. With them each row has
-        `dilation`: :func:`dilation`, NC1 of these, from another pass.
+        `dilation`: :func:`dilation`, the NC1 of these samples, from another pass.
     outside_loader
-        Samples of none of the classes, in batches of the same kind, whose labels do not count. With them each row has
-        :func:`nc5`, from another pass.
+        Samples that belong to none of the classes, in batches of the same kind; their labels do not count. With them
+        each row has :func:`nc5`, from another pass.
     centre
         What class means are centred with: the mean of the class means (`"classes"`), or that of all samples
-        (`"samples"`, as :func:`nc1` does). They differ where classes have unequal sizes.
+        (`"samples"`, as in :func:`nc1`). The two differ where classes have unequal sizes.
     missing
-        What a class without samples does: `"refuse"` raises, `"skip"` measures the others.
+        What to do if a class has no samples: `"refuse"` raises an error, `"skip"` measures the others.
     label_key
-        The key of the labels in batches that are mappings, where it is another than the usual ones.
+        The key of the labels in batches that are mappings, if it is none of the usual ones.
     group
-        A `torch.distributed` group in which every process calls this with its share of the samples: all get the
-        measures of all. Without it a process measures its own share.
+        A `torch.distributed` group in which every process calls this with its share of the samples: each gets the
+        measures of all samples. Without it a process measures its own share.
 
     Returns
     -------
@@ -110,8 +110,8 @@ def measure(
     Raises
     ------
     ValueError
-        For a name that no module has, a layer that does not run or whose output is no such features, features wider
-        than 8192, a model whose output is that of no linear layer, labels outside `0..K-1`, an empty class or loader,
+        For a name that no module has, a layer that does not run or does not give such features, features wider than
+        8192, a model whose output is that of no linear layer, labels outside `0..K-1`, an empty class or loader,
         `K < 2`, features that are not finite, and `nc4` without `"penultimate"`, or with many samples from a loader
         that can be read once only.
 
@@ -206,9 +206,9 @@ def measure(
 
 
 def _collected(batches, K: int, device: torch.device, keep: list[Tensor] | None) -> dict[str, ClassStatistics]:
-    """The class statistics of every hooked module, by name; on the CPU for a device that knows no float64, MPS.
+    """The class statistics of every hooked module, by name; on the CPU for MPS, a device without float64.
 
-    A list `keep` gets the features of the head's input, as long as they are not too many; then it is empty.
+    A list `keep` gets the features of the head's input; if they are too many, it ends up empty.
     """
     found: dict[str, ClassStatistics] = {}
     room = KEPT
@@ -220,7 +220,7 @@ def _collected(batches, K: int, device: torch.device, keep: list[Tensor] | None)
                 if room < 0:
                     keep.clear()
                     keep = None
-            for name in features:  # and no variable for the features, which would keep them while the next are made
+            for name in features:  # a variable for the features would keep them while the next are made
                 if name not in found:
                     d = features[name].shape[1]
                     if d > LARGEST_WIDTH:
@@ -249,7 +249,7 @@ def _classes(counts: Tensor, missing: str, head: Head | None) -> Tensor:
 
 
 def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: Head | None, centre: str) -> list[str]:
-    """What a reader of the table has to know: samples of the classes, head and centre, and what may mislead."""
+    """What a reader of the table has to know: samples in each class, head and centre, and what may mislead."""
     counts = next(iter(collected.values())).counts
     K, least, most = len(counts), int(counts.min()), int(counts.max())
     notes = [f"{K} classes of {least if least == most else f'{least} to {most}'} samples"]
@@ -267,10 +267,10 @@ def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: H
 
 
 def _few(rows: dict[str, dict], column: str, counts: Tensor) -> str:
-    """The layers for whose NC1, in a column, the smallest class has too few samples.
+    """The layers for whose NC1 in a given column the smallest class has too few samples.
 
-    With noise of one variance in all directions NC1 is about its true value times 1 - lost, see the book; where there
-    are fewer dimensions than classes, noise alone has the NC1 (n - 1) d / (K - d - 2).
+    With noise of the same variance in all directions, NC1 is about its true value times 1 - lost / (n - 1), see the
+    book; with fewer dimensions than classes, noise alone has an NC1 of (n - 1) d / (K - d - 2).
     """
     K, least, few = len(counts), int(counts.min()), []
     for name, row in rows.items():
@@ -282,7 +282,7 @@ def _few(rows: dict[str, dict], column: str, counts: Tensor) -> str:
 
 @contextmanager
 def _errors_of(loader: str) -> Iterator[None]:
-    """Errors in reading samples that are not the first ones say whose they are."""
+    """Errors in reading test or outside samples name the loader they come from."""
     try:
         yield
     except ValueError as error:
@@ -302,7 +302,7 @@ def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means
     """:func:`nc4` of features that come in batches."""
     counted = torch.zeros(2, dtype=torch.float64, device=means.device)
     for H in features:
-        if not len(H):  # all of them with labels that are ignored
+        if not len(H):  # every label of the batch is ignored
             continue
         H = H.to(means)  # in float64: means far from the origin keep their digits, and autocast leaves it alone
         wrong = formulas.nc4(H, W, b, means)

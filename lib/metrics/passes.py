@@ -21,7 +21,7 @@ Loader = Iterable | Callable[[], Iterable]
 Layer = str | nn.Module
 #: What :func:`measure` calls the input of the head.
 PENULTIMATE = "penultimate"
-LABELS = ("labels", "label", "label_ids", "targets", "target", "y")  # keys of a batch under which labels are known
+LABELS = ("labels", "label", "label_ids", "targets", "target", "y")  # keys under which a batch may hold its labels
 IGNORED = -100  # the label that PyTorch's and transformers' losses leave out
 
 
@@ -35,7 +35,7 @@ class Head(NamedTuple):
 
 
 def as_head(name: str, module: nn.Module) -> Head:
-    """ValueError unless the module has a weight `(K, d)`, or that of a convolution over single positions."""
+    """The module as a head; ValueError unless its weight is `(K, d)` or that of a single-position convolution."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim < 2 or weight[0, 0].numel() > 1:
         raise ValueError(f"the head {name!r} has no weight (K, d)")
@@ -51,7 +51,7 @@ class Reader:
     model, device, reduce
         As in :func:`measure`.
     label_key
-        The key of the labels in batches that are mappings; the usual ones are known.
+        The key of the labels in batches that are mappings, or None for the usual ones.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, reduce: str | Callable, label_key: str | None):
@@ -63,17 +63,17 @@ class Reader:
             checks.one_of(("mean", "flatten"), reduce=reduce)
 
     def head(self, batch) -> Head | None:
-        """The module whose output is the model's, found by running a batch; of several the last. None if there is none.
+        """The module whose output is the model's, found by running a batch; the last of several, None if there is none.
 
-        It may also give the model's output for each token, of which the model takes one, or for each position, over
-        which the model averages.
+        The module may also give the model's output for each token, of which the model takes one, or for each position,
+        over which the model averages.
         """
         first: dict[str, tuple[nn.Module, Tensor]] = {}
 
         def keep(name):
             def hook(module, inputs, named, output):
                 if isinstance(output, Tensor):
-                    first.pop(name, None)  # of several runs the last counts
+                    first.pop(name, None)  # the last of several runs counts
                     first[name] = module, output[:1].clone()  # a sample is enough, and a view would keep all
 
             return hook
@@ -94,15 +94,15 @@ class Reader:
     def read(
         self, batches: Iterable, layers: dict[str, nn.Module], head: Head | None, labelled: bool = True
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """For each batch the features `(n, d)` of some layers and of the input of the head, and labels; to be closed.
+        """For each batch the features `(n, d)` of some layers and of the head's input, and its labels; to be closed.
 
-        Of samples with the label -100 there are none. Unless labels count all are 0. ValueError for a layer that does
-        not run, and for what is no batch.
+        Samples with the label -100 are left out. Unless `labelled`, all labels are 0. ValueError for a layer that does
+        not run, and for anything that is not a batch.
         """
         outputs: dict[str, object] = {}
 
         def of_output(name):
-            # a copy: what comes next may work in place
+            # a copy: the next module may work in place
             return lambda module, inputs, named, output: outputs.update({name: _copied(output)})
 
         def of_head(module, inputs, named, output):
@@ -116,10 +116,10 @@ class Reader:
             hooks.append((head.module, of_head))
         with evaluated(self.model, hooks):
             batches = iter(batches)
-            while (batch := next(batches, None)) is not None:  # `enumerate` would keep it while the next one is made
+            while (batch := next(batches, None)) is not None:  # `enumerate` would keep one while the next is made
                 x, y = self._split(batch)
                 del batch  # before the loader makes the next one
-                with torch.no_grad():  # in inference mode, what a model keeps for later could not be trained with
+                with torch.no_grad():  # no inference mode: what a model keeps for later could not be trained with
                     x, result = self._run(x)
                 if missing := layers.keys() - outputs.keys():
                     raise ValueError(f"the layer {min(missing)!r} does not run when the model does")
@@ -134,7 +134,7 @@ class Reader:
                     y = y[kept]
                     features = {name: rows[kept.to(rows.device)] for name, rows in features.items()}
                 yield features, y
-                features.clear()  # whoever still holds the batch
+                features.clear()  # even if the caller still holds them
 
     def _split(self, batch) -> tuple:
         """Inputs and labels of a batch."""
@@ -150,7 +150,7 @@ class Reader:
         return {name: value for name, value in batch.items() if name != key}, batch[key]
 
     def _run(self, x) -> tuple:
-        """The inputs where the model is, and what it gives."""
+        """The inputs, moved to the device, and the model's output."""
         if isinstance(x, Mapping):
             x = {name: _moved(value, self.device) for name, value in x.items()}
             return x, self.model(**x)
@@ -159,7 +159,7 @@ class Reader:
         return x, self.model(*x) if several else self.model(x)
 
     def _rows(self, name: str, output, x) -> Tensor:
-        """Features `(n_samples, d)` made of what a module gave."""
+        """Features `(n_samples, d)` made from a module's output."""
         if callable(self.reduce):
             output = self.reduce(output, x) if self.sees_batch else self.reduce(output)
             if not isinstance(output, Tensor) or output.ndim != 2:
@@ -179,15 +179,15 @@ class Reader:
 
 
 def own(loader):
-    """The loader, or where its workers persist a copy with others: iterating it resets the training loop's iterator."""
+    """The loader, or a copy if its workers persist: iterating the original would reset the training loop's iterator."""
     if isinstance(loader, DataLoader) and loader.persistent_workers:
         loader = copy(loader)
-        vars(loader).update(persistent_workers=False, _iterator=None)  # setting them is refused
+        vars(loader).update(persistent_workers=False, _iterator=None)  # assigning them is refused
     return loader
 
 
 def peeked(loader) -> tuple[object, Iterator]:
-    """The first batch of a loader, and all of them; ValueError for one without."""
+    """The first batch of a loader, and an iterator over all batches; ValueError if there is none."""
     batches = iter(loader() if callable(loader) else loader)
     try:
         first = next(batches)
@@ -198,7 +198,7 @@ def peeked(loader) -> tuple[object, Iterator]:
 
 @contextmanager
 def evaluated(model: nn.Module, hooks: Iterable[tuple[nn.Module, Callable]]):
-    """The model in evaluation mode, with hooks `(module, inputs, named inputs, output)`; and afterwards as it was."""
+    """The model in evaluation mode, with hooks `(module, inputs, named inputs, output)`; afterwards as it was."""
     training = {module: module.training for module in model.modules()}
     handles, fused = [], torch.backends.mha.get_fastpath_enabled()
     try:
@@ -217,12 +217,12 @@ def evaluated(model: nn.Module, hooks: Iterable[tuple[nn.Module, Callable]]):
 
 @contextmanager
 def randomness_kept(device: torch.device, *loaders):
-    """Afterwards every generator that a loader or a layer may draw from is where it was.
+    """Afterwards every generator that a loader or a layer may draw from is in the state it was in before.
 
     A DataLoader draws from PyTorch's global generator whenever it is iterated over, even in fixed order.
     """
     places = list(loaders)
-    for place in places:  # which grows
+    for place in places:  # which grows meanwhile
         inner = (getattr(place, name, None) for name in ("sampler", "batch_sampler", "base_dataloader"))
         places += [part for part in inner if part is not None]
     generators = [g for place in places if isinstance(g := getattr(place, "generator", None), torch.Generator)]
@@ -246,7 +246,7 @@ def _logits(result) -> Tensor | None:
 
 
 def _gives(output: Tensor, logits: Tensor) -> bool:
-    """Whether a module's output is the model's: as it is, at one of the tokens, or averaged over them or positions."""
+    """Whether a module's output is the model's: as is, at one of the tokens, or averaged over tokens or positions."""
     if output.ndim == logits.ndim or logits.ndim != 2:
         return output.shape == logits.shape and torch.equal(output, logits)
     if output.ndim == 3 and output.shape[2] == logits.shape[1] and _tokens(output, logits) is not None:
@@ -256,14 +256,14 @@ def _gives(output: Tensor, logits: Tensor) -> bool:
 
 
 def _tokens(scores: Tensor, logits: Tensor) -> Tensor | None:
-    """The last token of each sample whose scores are the sample's; None if a sample has none."""
+    """For each sample the last token whose scores are the sample's; None if a sample has no such token."""
     same = (scores == logits[:, None]).all(-1)
     last = same.shape[1] - 1 - same.int().flip(1).argmax(1)
     return last if same.any(1).all() else None
 
 
 def _chosen(given, scores, logits: Tensor | None):
-    """The input of the head, or of one input for each token the one that the model takes."""
+    """The input of the head; if there is one for each token, the one that the model takes."""
     if not isinstance(given, Tensor) or given.ndim != 3 or not isinstance(scores, Tensor) or logits is None:
         return given
     if scores.ndim != 3 or logits.shape != (len(scores), scores.shape[2]):

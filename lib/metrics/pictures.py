@@ -1,4 +1,4 @@
-"""Pictures of what `measure` and `Tracker` found, in the style that matplotlib is set to; imported by who draws."""
+"""Pictures of what `measure` and `Tracker` found, in matplotlib's current style; imported only to draw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from ._checks import one_of
 from .table import named
 
-#: What the panels say of each column of the table.
+#: What the panels call each column of the table.
 TITLES = {
     "nc1": "NC1",
     "nc1_chance": "NC1, random labels",
@@ -43,7 +43,7 @@ PANELS = {
 LOGARITHMIC = ("nc1", "nc1_chance", "dilation", "trace_ratio", "trace_ratio_debiased", "cdnv", "condition_number")
 #: Drawn unless others are asked for.
 USUAL = ("nc1", "dilation", "trace_ratio", "relative_spread", "nc2_etf", "nc3", "nc4", "numerical_rank")
-#: Layers that are named on one axis.
+#: Largest number of layers named on one axis.
 MOST_NAMES = 14
 # The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
 _BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
@@ -53,7 +53,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")  # so that no picture speaks by colour
 
 
 def over_layers(measures) -> Figure:
-    """Four panels over the layers of a :class:`~lib.metrics.Measures`, whose names stand under the lower two.
+    """Four panels over the layers of a :class:`~lib.metrics.Measures`, with their names under the lower two panels.
 
     ValueError if there are no rows.
     """
@@ -82,7 +82,7 @@ def over_layers(measures) -> Figure:
 
 
 def side_by_side(comparison) -> Figure:
-    """Four panels over the layers of a :class:`~lib.metrics.Comparison`, one line for each of the two."""
+    """Four panels over the layers of a :class:`~lib.metrics.Comparison`, one line for each of its two measurements."""
     fig, axes = _panels(4, (3.0, 2.7))
     sides = list(zip(comparison.names, zip(*comparison.pairs, strict=True), (_GREY, _BLUE), _MARKERS, strict=False))
     for ax, column in zip(axes, ("nc1", "trace_ratio", "relative_spread", "nc2_etf"), strict=True):
@@ -115,7 +115,7 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
     for ax, column in zip(axes, columns, strict=True):
         for i, (layer, row) in enumerate(rows.items()):
             if row.get(column) is not None:
-                size = 3.5 + 4 * (1 - i / len(rows))  # so that of lines that coincide all are seen
+                size = 3.5 + 4 * (1 - i / len(rows))  # so that lines that coincide are all seen
                 look = {"color": colors[i], "marker": _MARKERS[i % len(_MARKERS)], "markersize": size}
                 ax.plot(*tracker.curve(column, layer), label=named(layer), **look)
         if column in LOGARITHMIC:
@@ -132,7 +132,7 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
 
 
 def _line(ax, rows, column: str, label: str, **look) -> None:
-    """A column over the places of the rows that have it."""
+    """Draw a column over the places of the rows that have it."""
     values = {place: row[column] for place, row in enumerate(rows) if row.get(column) is not None}
     if values:
         ax.plot(list(values), list(values.values()), label=label, **look)
@@ -171,7 +171,7 @@ def _from_zero(ax) -> None:
 def _logarithmic(ax, room: float = 0) -> None:
     """A logarithmic axis whose ticks are plain numbers; a linear one where nothing is positive.
 
-    Above the values there is `room` for a legend, as a share of what they take.
+    Above the values, `room` is left for a legend, as a share of the height that they take.
     """
     values = [value for value in _drawn(ax) if 0 < value < inf]
     if not values:

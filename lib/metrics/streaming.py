@@ -13,34 +13,34 @@ from . import _checks as checks
 from . import formulas
 
 FEWEST, ROWS = 128, 512  # features that are multiplied at a time
-BLOCKS = 8  # of columns of the scatter matrix, of which only what is on and below the diagonal is computed
+BLOCKS = 8  # of columns of the scatter matrix, which is computed only on and below the diagonal
 NARROWEST = 128  # columns of a block
-#: Squares of float32 sum to something useful between these; elsewhere the slower product in float64 is worth it.
+#: Sums of squares in float32 are useful between these bounds; elsewhere the slower product in float64 is worth it.
 SMALLEST, LARGEST = 1e-24, 1e38
 STATE = ("counts", "centres", "sums", "squares", "products", "drawn_counts", "drawn_sums", "eps")
-FAR = 7 / 8  # share of sums of squares that is due to a centre which is not the mean
-SEVERAL = 8  # samples of a class that can tell it
-LONE = 64  # times the median square: features that are multiplied in float64
-SEED = 7_310_579_021  # of labels drawn at random, other than anybody's
+FAR = 7 / 8  # largest share of a sum of squares that may be due to the centre not being the mean
+SEVERAL = 8  # samples of a class that suffice to show it
+LONE = 64  # times the median square: features beyond it are multiplied in float64
+SEED = 7_310_579_021  # for labels drawn at random; nobody else is likely to use it
 
 
 class ClassStatistics:
     r"""Class means and the scatter within classes of features that come in batches.
 
-    For each class there is a centre :math:`c_k`, the mean of its first samples in the dtype of the features. Collected
-    are counts :math:`n_k` and, of the deviations :math:`x_i = h_i - c_{y_i}`, the sums for each class and one matrix of
+    Each class has a centre :math:`c_k`, the mean of its first samples in the dtype of the features. What is collected
+    are counts :math:`n_k` and, of the deviations :math:`x_i = h_i - c_{y_i}`, a sum for each class and one matrix of
     products for all, multiplied in the dtype of the features and added in float64. With :math:`\bar x_k` the mean
     deviation of a class, means and scatter within classes are
 
     .. math:: \mu_k = c_k + \bar x_k, \qquad S = \sum_i x_i x_i^\top - \sum_k n_k \bar x_k \bar x_k^\top .
 
-    A class whose mean has gone so far from its centre that the difference would lose more than three bits is given a
-    new one, and single samples that are far from theirs are multiplied in float64. So a spread far below the distance
-    from the origin is not lost, nor does the order of the batches matter beyond rounding. What float32 features do
-    lose: variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until there are 512 of
-    them, or 128 for many classes: a matrix product takes many as fast as few.
+    A class whose mean has moved so far from its centre that the difference would lose more than three bits is given a
+    new centre, and single samples that are far from theirs are multiplied in float64. So a spread far below the
+    distance from the origin is not lost, nor does the order of the batches matter beyond rounding. What float32
+    features do lose are variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until
+    there are 512 of them, down to 128 for many classes: a matrix product handles many as fast as few.
 
-    Memory: little more than half of `d*d` (all of it up to d = 128) and 1.5 `K*d` numbers of float64, 2.5 with
+    Memory: little more than half of `d*d` float64 numbers (all of it up to d = 128), another 1.5 `K*d`, or 2.5 with
     `chance`, and the buffer.
 
     Parameters
@@ -48,9 +48,9 @@ class ClassStatistics:
     K, d
         Number of classes and width of the features.
     device
-        Where the statistics are kept, and batches are brought; the CPU unless given. It must know float64.
+        Where the statistics are kept and batches are moved; by default the CPU. It must support float64.
     chance
-        Whether to collect also the means of classes whose labels are drawn at random, which :meth:`chance_nc1` needs.
+        Whether also to collect the means of classes with labels drawn at random, which :meth:`chance_nc1` needs.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class ClassStatistics:
         self._counts = torch.zeros(K, dtype=torch.int64, device=device)
         self._centres = torch.zeros(K, d, device=device)
         self._sums = torch.zeros(K, d, **double)
-        self._squares = torch.zeros(K, **double)  # of the lengths of deviations
+        self._squares = torch.zeros(K, **double)  # of the lengths of deviations, summed
         self._width = max(NARROWEST, -(-d // BLOCKS))
         sizes = (min(self._width, d - start) * (d - start) for start in range(0, d, self._width))
         self._products = torch.zeros(sum(sizes), **double)
@@ -91,7 +91,7 @@ class ClassStatistics:
 
     @torch.inference_mode(False)
     def update(self, H: Tensor, y: Tensor) -> None:
-        """Take in features `(n_samples, d)` with their labels `(n_samples,)`; ValueError for what is no such thing."""
+        """Take in features `(n_samples, d)` with their labels `(n_samples,)`; ValueError for anything else."""
         if H.ndim != 2 or H.shape[1] != self.d:
             raise ValueError(f"H has shape {tuple(H.shape)}; (n_samples, {self.d}) needed")
         y = checks.labels(y, len(H), self.K).to(self._counts.device)
@@ -121,7 +121,7 @@ class ClassStatistics:
             X, lone, squares, sums = self._deviations(H, classes, place, new)
             self._sums.index_add_(0, classes, sums.double())
             self._squares.index_add_(0, y, squares)
-            if lone.any():  # in float32 their products would lose those of the others
+            if lone.any():  # in float32 their products would swamp those of the others
                 alone, X[lone] = X[lone].double(), 0
                 self._sums.index_add_(0, y[lone], alone)
                 self._add_outer(alone, alone.new_ones(len(alone), 1))
@@ -134,7 +134,7 @@ class ClassStatistics:
                 self._move(far, self._means(far))
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Columns and, from the diagonal downwards, their part of the symmetric matrix of products."""
+        """Slices of columns, each with its part, from the diagonal down, of the symmetric matrix of products."""
         at = 0
         for start in range(0, self.d, self._width):
             columns = slice(start, min(start + self._width, self.d))
@@ -143,11 +143,11 @@ class ClassStatistics:
             at += shape[0] * shape[1]
 
     def _deviations(self, H: Tensor, classes: Tensor, place: Tensor, new: Tensor) -> tuple[Tensor, ...]:
-        """Deviations of features from the centres of their classes, which of them are far longer than others, squares
-        of their lengths, and sums over the others for each of the classes that occur.
+        """Deviations of features from the centres of their classes, a mask of those far longer than the others, the
+        squares of their lengths, and the sums of the others for each class that occurs.
 
-        A class that occurs for the first time gets the mean of its samples as its centre; and so does one of which
-        several samples show that its centre was an outlier, or that it has moved.
+        A class that occurs for the first time gets the mean of its samples as its centre; so does one of which several
+        samples show that its centre was an outlier, or that the class has moved.
         """
         self._centres = self._centres.to(torch.promote_types(self._centres.dtype, H.dtype))
         first = self._counts[classes] == 0
@@ -173,7 +173,7 @@ class ClassStatistics:
             self._move(moved, self._centres[moved] + sums[off] / new[off, None])
 
     def _move(self, classes: Tensor, centres: Tensor) -> None:
-        """Express what was collected of some classes by deviations from other centres."""
+        """Re-express what was collected of some classes as deviations from other centres."""
         n = self._counts[classes, None]
         before = self._sums[classes] / n.clamp(min=1)
         centres = centres.to(self._centres.dtype)
@@ -227,18 +227,18 @@ class ClassStatistics:
         return {name: getattr(self, f"_{name}") for name in STATE}
 
     def load_state_dict(self, state: dict[str, Tensor], device: torch.device | str | None = None) -> None:
-        """Go on from a :meth:`state_dict` of statistics with the same K, d and `chance`."""
+        """Continue from a :meth:`state_dict` of statistics with the same K, d and `chance`."""
         self._waiting, device = 0, self._counts.device if device is None else device
         self._rows, self._labels = (part[:0].to(device) for part in (self._rows, self._labels))
         for name in STATE:
             setattr(self, f"_{name}", state[name].to(device))
 
     def without_empty(self) -> ClassStatistics:
-        """The same for the classes that have samples, which become `0..k-1` in their order."""
+        """The same statistics for only the classes that have samples, which become `0..k-1` in their order."""
         state, classes = self.state_dict(), self._counts.nonzero()[:, 0]
         part = ClassStatistics(len(classes), self.d, self._counts.device, self.chance)
         state |= {name: state[name][classes] for name in ("counts", "centres", "sums", "squares")}
-        if self.chance:  # what was drawn for the others goes to these in turn
+        if self.chance:  # surplus drawn classes are added to the first ones in turn
             place = torch.arange(self.K, device=classes.device) % len(classes)
             for name in ("drawn_counts", "drawn_sums"):
                 state[name] = getattr(part, f"_{name}").index_add_(0, place, state[name])
@@ -246,9 +246,9 @@ class ClassStatistics:
         return part
 
     def reduce(self, group=None) -> None:
-        """Afterwards every process of a `torch.distributed` group (all of them unless given) has the samples of all.
+        """Give each process of a `torch.distributed` group (by default all processes) the samples of all of them.
 
-        Every process of the group has to call it; K, d and `chance` are the same in all.
+        Every process of the group has to call it, with the same K, d and `chance`.
         """
         from torch import distributed
 
@@ -267,7 +267,7 @@ class ClassStatistics:
                 total(value)
         total(self._eps, distributed.ReduceOp.MAX)
 
-    # What they say ----------------------------------------------------------------------------------------------------
+    # What the statistics say ------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> Tensor:
@@ -288,7 +288,7 @@ class ClassStatistics:
 
     @property
     def variances(self) -> Tensor:
-        """Mean squared distance from the class mean, of each class `(K,)`, float64; ValueError if one has no sample."""
+        """Mean squared distance from the class mean for each class `(K,)`, float64; ValueError if one has no sample."""
         self._check_classes()
         return self._scatters() / self._counts
 
@@ -310,7 +310,7 @@ class ClassStatistics:
         return self._nc1(self.means, self._counts, self._seen, centre)
 
     def chance_nc1(self, centre: str = "samples") -> float:
-        """:func:`nc1` of the same features with labels drawn at random: that of features without classes.
+        """:func:`nc1` of the same features with labels drawn at random: its value for features without classes.
 
         ValueError unless `chance` was asked for.
         """
@@ -344,7 +344,7 @@ class ClassStatistics:
         return (self._scatters().sum() / size).sqrt().item()
 
     def measures(self, centre: str = "classes") -> dict[str, float]:
-        """All that :func:`measure` has of any layer, by name, with class means so centred; errors as :attr:`means`."""
+        """All that :func:`measure` gives for any layer, by name, with `centre` as there; errors as :attr:`means`."""
         means, centred = self.means, self.means - self.centre(centre)
         return {
             "nc1": self.nc1(centre),
@@ -361,7 +361,7 @@ class ClassStatistics:
         }
 
     def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> float:
-        # sums are of float64: what they round, and not what the features do, decides whether means coincide
+        # sums are in float64: their rounding, not that of the features, decides whether means coincide
         near = means - formulas.centre_of(means, counts, centre)
         near *= near.norm() > 4 * torch.finfo(near.dtype).eps * means.norm()
         inverse, directions = formulas.between_classes(near, counts, float(self._eps), centre)

@@ -1,4 +1,4 @@
-"""What was found, as a table: printed, shown in a notebook, saved, and compared with another one."""
+"""Measured values as a table: printed, shown in a notebook, saved, and compared with another one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLUMNS = (
     *("relative_spread", "nc2_etf", "nc2_of", "uniformity", "nc3", "duality", "nc4", "nc5"),
     *("numerical_rank", "condition_number"),
 )
-PRINTED = 95  # characters of a line of a printed table, after which further layers go below
+PRINTED = 95  # characters in a line of a printed table; layers that do not fit go below
 
 
 def named(layer: str) -> str:
-    """A layer as tables and pictures call it: the whole model has no name.
+    """What tables and pictures call a layer: the whole model has no name of its own.
 
     >>> named("layer4"), named("")
     ('layer4', 'features')
@@ -39,7 +39,7 @@ class ClassMeans(NamedTuple):
 
 
 class _Table:
-    """Something with `_cells`: rows of cells, the first of which are the heads, and with `notes` to stand below."""
+    """A table made of `_cells`, rows of cells that begin with the row of heads, and of `notes` that stand below."""
 
     def __str__(self) -> str:
         table = self._cells()
@@ -70,7 +70,7 @@ class _Table:
 
 
 class Measures(_Table, list):
-    """What :func:`measure` found: one dictionary for each layer. Prints as a table, and shows as one in a notebook.
+    """What :func:`measure` found: one dictionary for each layer, printed as a table and shown as one in a notebook.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Measures(_Table, list):
     notes
         Sentences that stand below the table: what it rests on, and what may mislead.
     statistics
-        For each layer its :class:`ClassMeans`. Not saved.
+        The :class:`ClassMeans` of each layer. Not saved.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Measures(_Table, list):
 
     def plot(self):
         """A matplotlib figure over the layers: NC1 (and dilation), relative spread, NC2 to NC4, rank of the means."""
-        from .pictures import over_layers  # matplotlib is imported by who wants a picture
+        from .pictures import over_layers  # matplotlib is imported only to draw
 
         return over_layers(self)
 
@@ -107,9 +107,9 @@ class Measures(_Table, list):
         return pd.DataFrame(list(self))
 
     def save(self, path: str | Path) -> None:
-        """Write the rows to a file `.csv`, or with all but the class means to a file `.json`; ValueError for others.
+        """Write the rows to a `.csv` file, or all but the class means to a `.json` file; ValueError for other files.
 
-        What is no finite number becomes the words nan, inf or -inf, which every reader of JSON takes.
+        A number that is not finite becomes the word nan, inf or -inf, which every reader of JSON accepts.
         """
         path = Path(path)
         if _kind(path) == ".csv":
@@ -144,7 +144,7 @@ class Measures(_Table, list):
 
 
 class Comparison(_Table):
-    """Two :class:`Measures` side by side, over the layers that both have; errors as :func:`compare`, which makes it."""
+    """Two :class:`Measures` side by side, over the layers that both have; made by :func:`compare`, errors as there."""
 
     def __init__(self, a: Measures, b: Measures, names: Sequence[str]):
         known = {row["layer"]: row for row in b}
@@ -170,9 +170,9 @@ class Comparison(_Table):
 
 
 def compare(a: Measures, b: Measures, names: Sequence[str] = ("before", "after")) -> Comparison:
-    """Two measurements side by side, as a table that prints and a picture: of two times, two models or two data sets.
+    """Two measurements side by side, as a printed table and a picture: of two times, two models or two data sets.
 
-    Layers are matched by name; ValueError where none is common.
+    Layers are matched by name; ValueError if they have none in common.
 
     >>> a = Measures([{"layer": "fc", "d": 4, "nc1": 0.5}])
     >>> b = Measures([{"layer": "fc", "d": 4, "nc1": 0.25}])

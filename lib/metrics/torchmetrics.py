@@ -27,19 +27,19 @@ class ClassCollapse(Metric):
 
     The state is one float64 tensor, all that :class:`~lib.metrics.ClassStatistics` keeps laid end to end:
     `torchmetrics` reduces one tensor of the state at a time, and means and scatter can be merged only together. So
-    processes, `merge_state` and `forward` all merge by the same function.
+    processes, `merge_state` and `forward` all merge with the same function.
 
     Parameters
     ----------
     K, d
         Number of classes and width of the features.
     options
-        Those of every `torchmetrics.Metric`, such as `process_group`.
+        Options of every `torchmetrics.Metric`, such as `process_group`.
 
     Raises
     ------
     ValueError
-        As :class:`~lib.metrics.ClassStatistics`, here and at each update.
+        As :class:`~lib.metrics.ClassStatistics`, when made and at each update.
     """
 
     is_differentiable = False

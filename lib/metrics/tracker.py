@@ -21,18 +21,18 @@ class Tracker:
             tracker(epoch)
         tracker.plot()
 
-    Called between epochs or between steps it leaves training as it was: the mode of every part of the model, its
-    buffers, gradients, the iterator of the loader and the generators of random numbers (:func:`measure`). A tracker
-    that is pickled leaves model and loaders behind: it can draw, but no longer measure.
+    Called between epochs or between steps, it leaves training as it was: the mode of every part of the model, its
+    buffers, gradients, the iterator of the loader and the random number generators (:func:`measure`). Pickling a
+    tracker leaves model and loaders behind: the unpickled copy can draw, but no longer measure.
 
     Parameters
     ----------
     model, loader, layers
         As in :func:`measure`. A loader that can be read once only is refused.
     every
-        Calls with an epoch that is no multiple of it measure nothing. Or a collection of the epochs that are measured.
+        A number, so that only epochs that are multiples of it are measured, or a collection of the epochs to measure.
     options
-        Everything else that :func:`measure` takes. The head is looked for once.
+        Everything else that :func:`measure` takes. The head is looked for only once.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Tracker:
     Raises
     ------
     ValueError
-        For an `every` that is no positive number and a loader that can be read once only; at a call, as
+        For an `every` that is not a positive number and a loader that can be read only once; at a call, as
         :func:`measure`.
 
     Examples
@@ -74,7 +74,7 @@ class Tracker:
         self.last: Measures | None = None
 
     def __call__(self, epoch: int) -> dict[str, float]:
-        """Measure the model as it is now; the numbers, under names like `"nc1/penultimate"`. Empty where not due."""
+        """Measure the model now and return the numbers, under names like `"nc1/penultimate"`; none if not due."""
         due = epoch in self.every if isinstance(self.every, Collection) else epoch % self.every == 0
         if not due:
             return {}
@@ -98,9 +98,9 @@ class Tracker:
         return Measures(self.rows).to_frame()
 
     def curve(self, column: str, layer: str | None = None) -> tuple[list[int], list[float]]:
-        """Epochs and values of one column of one layer, the last one unless named.
+        """Epochs and values of one column for one layer, by default the last.
 
-        ValueError if nothing was measured, for a layer that is not tracked, and for a column without numbers there.
+        ValueError if nothing was measured, for a layer that is not tracked, and for a column that it has no numbers in.
         """
         if not self.rows:
             raise ValueError("nothing was measured yet")
@@ -115,6 +115,6 @@ class Tracker:
 
         ValueError if nothing was measured, and for a column that no layer has.
         """
-        from .pictures import over_epochs  # matplotlib is imported by who wants a picture
+        from .pictures import over_epochs  # matplotlib is imported only to draw
 
         return over_epochs(self, columns)

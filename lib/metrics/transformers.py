@@ -23,10 +23,10 @@ class CollapseCallback(TrainerCallback):
         trainer.train()
         callback.tracker.plot()
 
-    An epoch is the number of epochs that the model has been trained for, 0 before training; one that training does not
-    finish counts in full. The numbers have names like `nc1/penultimate`. A checkpoint keeps the rows, in the state of
-    the trainer, and training that is resumed goes on with them; so a trainer takes one such callback. Training itself
-    is the same to the last bit.
+    An epoch is the number of epochs that the model has been trained for, 0 before training; an epoch that training does
+    not finish counts in full. The numbers have names like `nc1/penultimate`. A checkpoint keeps the rows, in the state
+    of the trainer, and training that is resumed goes on with them; so a trainer takes only one such callback. Training
+    itself is unchanged to the last bit.
 
     Parameters
     ----------
@@ -35,17 +35,17 @@ class CollapseCallback(TrainerCallback):
     layers
         As in :class:`~lib.metrics.Tracker`.
     log
-        What is called with the numbers: `trainer.log` writes them to `trainer.state.log_history` and sends them to the
-        reporters, to which a callback has no way of its own. Without it only the log history gets them.
+        A function to call with the numbers: `trainer.log` writes them to `trainer.state.log_history` and sends them to
+        the reporters, which a callback cannot reach by itself. Without it only the log history gets them.
     options
         Everything else that :class:`~lib.metrics.Tracker` takes: `every`, and what :func:`~lib.metrics.measure` takes.
-        Where the trainer has several processes `group` is all of them unless given: each reads its share of the
-        samples, some twice where the shares are made equal.
+        If the trainer has several processes, `group` is by default all of them: each reads its share of the samples,
+        and some samples are read twice where the shares are made equal.
 
     Attributes
     ----------
     tracker
-        The :class:`~lib.metrics.Tracker` of the training that was last begun, None before the first.
+        The :class:`~lib.metrics.Tracker` of the latest training run, None before the first.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class CollapseCallback(TrainerCallback):
         """Measure the model before training, unless a checkpoint brought the rows of this epoch."""
         epoch = int(state.epoch)
         group = {"group": torch.distributed.group.WORLD} if args.world_size > 1 else {}
-        # what accelerate has wrapped counts how often it is read
+        # a loader that accelerate has wrapped counts how often it is read
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader) if self.loader is None else self.loader
         self.tracker = Tracker(model, loader, self.layers, **group | self.options)
         rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
