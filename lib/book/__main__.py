@@ -19,7 +19,7 @@ from rich.table import Table
 from lib.book import chapters, run
 from lib.ledger.profiles import PROFILES
 
-# What makes pages and judges claims takes Jinja, nbformat and others with it, and is imported by the commands that do.
+# The modules that make pages and judge claims load Jinja, nbformat and others, so the commands import them on demand.
 
 app = typer.Typer(
     help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
@@ -27,7 +27,7 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
-VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # of the environment: what `make` was given
+VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # environment variables: what `make` was given
 Profile = Annotated[Literal[PROFILES], typer.Option(envvar="PROFILE", help="How much is computed.")]
 Chapter = Annotated[str, typer.Option(envvar="CHAPTER", help="Paths or globs, commas between; else all chapters.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="DEVICE", help="Where it is computed.")]
@@ -58,7 +58,7 @@ def command(function):
         except KeyboardInterrupt:
             console.print("interrupted: what is finished and the published site are kept, the next build goes on")
             sys.stdout.flush()
-            os._exit(130)  # threads that wait for a killed kernel are not waited for
+            os._exit(130)  # does not wait for threads that wait for a killed kernel
         raise typer.Exit(status or 0)
 
     return app.command(help=function.__doc__)(guarded)
@@ -109,7 +109,7 @@ def publish():
 
 @command
 def pdf():
-    """Print the published site into one file, and a poster; its first page then offers both."""
+    """Print the published site into one file, and a poster; the site's first page then offers both."""
     from lib.book.pdf import NAME, publish
 
     html = chapters.BUILD / "html"
@@ -156,7 +156,7 @@ def diff(old: Old = ""):
 
 @command
 def record(chapter: Chapter = ""):
-    """Keep what the chapters measured, as last executed in the paper profile, in recorded/."""
+    """Keep what the chapters measured, as last executed in the paper or the night profile, in recorded/."""
     from lib.book import records
 
     _validate_claims(partial=True, recorded=False)
@@ -168,11 +168,11 @@ def record(chapter: Chapter = ""):
         number = f"{len(taken['claims'])} claims ({idle} not run)"
         when = f"{taken['finished'][:10]} on {taken['machine']['name']}"
         console.print(f"{taken['chapter']}: {'recorded' if changed else 'unchanged'}, {number} of {when}")
-    _validate_claims(partial=True)  # the new records beside those that were there
+    _validate_claims(partial=True)  # the new records together with the existing ones
 
 
 def _selection(profile: str, chapter: str, device: str, seed: int | None):
-    """The selected chapters and the parameters to inject; raises BadInput for what is not there."""
+    """The selected chapters and the parameters to inject; raises BadInput for an unknown chapter or missing device."""
     run.check_device(device)
     given = {"profile": profile, "device": device, "seed": seed}
     parameters = {name: value for name, value in given.items() if value is not None}
@@ -180,7 +180,7 @@ def _selection(profile: str, chapter: str, device: str, seed: int | None):
 
 
 def _settings(profile: str, chapter: str, device: str, seed: int | None, jobs: int | None):
-    """`_selection` and the number of jobs; raises BadInput before any work, also for claims and errata."""
+    """What `_selection` gives, and the number of jobs; raises BadInput, also for claims and errata, before any work."""
     selected, parameters = _selection(profile, chapter, device, seed)
     _validate_claims(partial=bool(chapter))
     most = run.cores()
@@ -190,9 +190,9 @@ def _settings(profile: str, chapter: str, device: str, seed: int | None, jobs: i
 
 
 def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
-    """Damaged declarations, claims that are undeclared, misspelt or checked twice, and errata without their section
-    end the command here. A build of some chapters does not ask for the errata of all, and what makes a damaged
-    record anew does not ask for the records that are there."""
+    """End the command if declarations are damaged, claims are undeclared, misspelt or checked twice, or errata lack
+    their section. A build of some chapters does not check the errata of all, and the command that makes a damaged
+    record anew does not check the existing records first."""
     from lib.book import records
     from lib.ledger import claims as ledger
     from lib.ledger import errata
@@ -209,7 +209,7 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
 
 
 def _report(outcomes: list[run.Outcome]) -> int:
-    """One line per chapter, then what failed; the exit status."""
+    """Print one line per chapter, then what failed; returns the exit status."""
     from lib.book import compose
 
     table = Table("chapter", "state", "time", "claims", box=None)

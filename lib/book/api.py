@@ -1,7 +1,7 @@
 """The API pages: which names of `lib` are public, and the directives by which Sphinx shows their docstrings.
 
-A name is public if a module defines it without a leading underscore, or lists it in `__all__`; a constant counts once
-a comment `#:` documents it. Sources are read, not imported.
+A name is public if a module defines it without a leading underscore, or lists it in `__all__`; a constant counts only
+if a comment `#:` documents it. Sources are read, not imported.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def _comment(lines: list[str], number: int) -> str:
 
 
 def fill(text: str) -> str:
-    """A page's `<!-- api-table MODULE -->` and `<!-- api MODULE -->` replaced by tables and by documentation.
+    """A page with `<!-- api-table MODULE -->` replaced by a table and `<!-- api MODULE -->` by documentation.
 
-    `<!-- api MODULE of PART PART -->` shows the names of a package that these of its modules define.
+    `<!-- api MODULE of PART PART -->` shows those names of the package MODULE that its modules PART define.
     """
     text = re.sub(r"<!-- api-table ([\w.]+) -->", lambda match: _table(match[1]), text)
     mark = r"<!-- api ([\w.]+)(?: of ([\w ]+))? -->"
@@ -79,7 +79,7 @@ def fill(text: str) -> str:
 
 
 def _table(module: str) -> str:
-    """What a module is about; below it, folded, one row for each public name: a link and the first sentence."""
+    """What a module is about and, folded below it, a row for each public name: a link and its first sentence."""
     role = {"function": "func", "class": "class", "data": "data"}
     rows = [f"   * - :{role[n.kind]}:`~{n.module}.{n.name}`\n     - {n.summary}" for n in public(module)]
     head = [f".. py:currentmodule:: {module}", "", ".. list-table::", "   :widths: 3 7", "   :class: api-table", ""]
@@ -88,16 +88,16 @@ def _table(module: str) -> str:
 
 
 def _about(module: str) -> str:
-    """The first sentence of a module's docstring, without the marks of reStructuredText."""
+    """The first sentence of a module's docstring, without reStructuredText markup."""
     doc = ast.get_docstring(ast.parse(_file(module).read_text(encoding="utf-8"))) or ""
     plain = re.sub(r"[`*]|:\w+:", "", Name(module, "", "module", doc).summary)
     return html.escape(plain, quote=False)
 
 
 def _documentation(module: str, parts: list[str]) -> str:
-    """The docstrings of the module and of its public names, or of those that `parts` define.
+    """The docstrings of the module and of its public names, or of those names that `parts` define.
 
-    The module's own stands where its first name is.
+    The module's own docstring is shown only with its first name.
     """
     names = [*public(module)]
     if parts:

@@ -1,5 +1,5 @@
-"""Last touches on a finished site: figures become part of their pages, what no page needs goes, and so do names
-given twice."""
+"""Last touches on a finished site: figures become part of their pages, and what no page needs is removed, as are
+names given twice."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import itertools
 import re
 from pathlib import Path
 
-#: The theme's scripts that do what other files of the site do already: icons (there is a font of them) ...
+#: The theme's scripts that do what other files of the site already do: icons (for which there is a font) ...
 _ICONS = re.compile(r"\s*<script[^>]*scripts/fontawesome\.js[^>]*></script>")
 #: ... and the search with its index, which every page would load.
 _SEARCH = re.compile(r'\s*<script src="[^"]*(searchtools|language_data|searchindex)\.js[^"]*"></script>')
-#: sphinx-proof and sphinx-exercise give one name to all their boxes, the theme none to what unfolds its contents.
+#: sphinx-proof and sphinx-exercise give all their boxes one name, and the toggles of the theme's contents have none.
 _NAMES = {
     ' id="proof-content"': "",
     ' id="exercise-content"': "",
@@ -21,7 +21,7 @@ _NAMES = {
     ' role="doc-biblioentry"': ' role="listitem"',  # it stands in a role="list"
     '<summary><span class="toctree-toggle"': '<summary aria-label="Pages of this part"><span class="toctree-toggle"',
 }
-#: A figure in a page, and the colour of a line of text in matplotlib's SVG, which has its words in a comment.
+#: A figure in a page, and the colour of a line of text in matplotlib's SVG, where a comment holds the words.
 _FIGURE = re.compile(r'<img alt="([^"]*)" src="[^"]*_images/(\w+\.svg)" />')
 _TEXT = re.compile(r'(-->\s*<g style="fill: )(#\w{6})')
 _RULE = re.compile(r'((?:\.fa-[a-z0-9-]+:before,?)+)\{content:"(\\[0-9a-f]+|.)"\}')
@@ -29,7 +29,7 @@ _FACE = re.compile(r'url\([^)]*\.woff2\) format\("woff2"\),(?=url\([^)]*/(fa-[a-
 
 
 def trim(site: Path) -> None:
-    """Make the pages of a finished site light: icons as a font of those in use, and the search where it is used."""
+    """Make a finished site's pages light: a font of only the icons in use, and the search only where it is used."""
     used = set()
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf8")
@@ -50,12 +50,13 @@ def trim(site: Path) -> None:
 
 
 def _inline_figures(text: str, pictures: Path) -> str:
-    """A page with the SVG of each figure in it, where its text takes the page's colour, in both themes.
+    """A page with the SVG of each figure in it; the figures' text takes the page's colour, in both themes.
 
-    Grey text gets the colour of the page's text, coloured text half of it, which is legible on a light and on a dark
-    page; white and black text stands on tiles and stays. Names are numbered, since two figures have the same ones.
+    Grey text gets the colour of the page's text; coloured text is mixed with it in equal parts, which is legible on a
+    light and on a dark page; white and black text stands on tiles and keeps its colour. Names are numbered, since
+    figures share them.
     """
-    from lib.figures import GREY  # which takes matplotlib with it
+    from lib.figures import GREY  # which loads matplotlib
 
     numbers = itertools.count()
 
@@ -78,7 +79,7 @@ def _inline_figures(text: str, pictures: Path) -> str:
 
 
 def _trim_icons(static: Path, used: set[str]) -> None:
-    """Keep, of the style sheet's icons and of their fonts, the used ones and those that style sheets name by number."""
+    """Keep in the style sheets and fonts only the icons that are used and those that style sheets name by number."""
     from fontTools import subset
 
     sheets = {path: path.read_text(encoding="utf8") for path in static.rglob("*.css")}

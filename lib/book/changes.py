@@ -12,10 +12,10 @@ RELEASE = Path("docs", "claims.json")  # of the laptop profile with the papers' 
 
 
 def changes(old: Path, new: Path) -> list[str]:
-    """What to print about two files claims.json: claims that came, went, or have another verdict or other values.
+    """The lines to print about two claims.json files: claims added, removed, or with another verdict or other values.
 
-    A claim has a line, its quantities an indented line each; numbers that differ by a millionth or less are equal. The
-    last line counts. BadInput for a file that cannot be read or is none of a build.
+    A claim has a line, each quantity that differs an indented one; numbers that differ by a millionth or less are
+    equal. The last line gives the counts. BadInput for a file that cannot be read or is not from a build.
     """
     before, after = _rows(old), _rows(new)
     lines = [f"removed: {name} ({before[name]['verdict']})" for name in before if name not in after]
@@ -36,7 +36,7 @@ def changes(old: Path, new: Path) -> list[str]:
 
 
 def page(root: Path, measured: dict[str, dict]) -> str:
-    """The verdicts of a build that are not those of the last release, and the list of changes, in Markdown."""
+    """The verdicts of a build that differ from those of the last release, and the list of changes, in Markdown."""
     before = _rows(root / RELEASE)
     judged = {name: row["verdict"] for name, row in measured.items() if row["verdict"] != "not run"}
     released = {name: before[name]["verdict"] if name in before else "not there" for name in judged}

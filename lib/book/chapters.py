@@ -23,15 +23,15 @@ from lib.runs.store import program
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 
-# Neither the pipeline nor the ledger changes what a chapter computes: claims are judged again at each publishing, so an
-# edit of them must not cost an execution. Which column of the settings a profile is does count.
+# Neither the pipeline nor the ledger changes what a chapter computes: claims are judged again at each publication, so
+# an edit of them must not cost an execution. Which column of the settings a profile takes does count.
 NOT_INPUTS = re.compile(r"lib\.(book|ledger)(\.(?!profiles$)|$)")
 
 version = functools.cache(importlib.metadata.version)
 
 
 class BadInput(ValueError):
-    """The command cannot start: the message names the thing and what is allowed."""
+    """The command cannot start: the message names what is wrong and what is allowed."""
 
 
 class SiteError(RuntimeError):
@@ -77,7 +77,7 @@ class Page:
 
     @functools.cached_property
     def code(self) -> list:
-        """The code cells of the notebook, read without all else: each has `source` and `metadata`."""
+        """The code cells of the notebook, read without the rest of it: each has `source` and `metadata`."""
         from jupytext.myst import CODE_DIRECTIVE, get_parser, read_fenced_cell
 
         found, depth = [], 0
@@ -111,7 +111,7 @@ class Page:
 
     @property
     def files(self) -> list[Path]:
-        """Stored results that the page reads: what lies in the folder of its own name, beside it."""
+        """Stored results that the page reads: the files in the folder of the same name, beside it."""
         found = self.path.with_suffix("").rglob("*")
         return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
 
@@ -122,7 +122,7 @@ class Page:
     def key(self, given: dict, fingerprint: Callable[[str], str] | None = None) -> dict:
         """Everything that the results depend on, by part, so that a difference can be named.
 
-        fingerprint: :func:`data_fingerprint`, or one that has looked into the data folder already.
+        fingerprint: :func:`data_fingerprint`, or a version of it that has already looked into the data folder.
         """
         look = fingerprint or data_fingerprint
         return {
@@ -143,10 +143,10 @@ class Page:
 
 
 def contents(root: Path = ROOT) -> list[tuple[int, str, str]]:
-    """Of each page of `_toc.yml`: its level, the part that begins with it, its name."""
+    """For each page of `_toc.yml`: its level, the part that begins with it, and its name."""
     toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
     listed = [(1, "", toc["root"])]
-    for part in toc.get("parts", [toc]):  # without parts, all is one
+    for part in toc.get("parts", [toc]):  # without parts, everything is one part
         for number, chapter in enumerate(part["chapters"]):
             listed.append((2, "" if number else part.get("caption", ""), chapter["file"]))
             listed += [(3, "", section["file"]) for section in chapter.get("sections", [])]
@@ -167,7 +167,7 @@ def chapters(root: Path = ROOT) -> list[Page]:
 
 
 def select(everything: list[Page], pattern: str) -> list[Page]:
-    """The chapters that a path or glob (or several, with commas between) names; all of them for an empty pattern.
+    """The chapters named by a path or glob (or several, separated by commas); all of them for an empty pattern.
 
     `chapters/feature-collapse/theorems.md`, the same without `.md` or without `chapters/`, and globs of these are
     understood. Raises BadInput with the list of known chapters when one matches nothing.
@@ -190,7 +190,7 @@ def select(everything: list[Page], pattern: str) -> list[Page]:
 def code_hash(cells, profile: str | None = None) -> str:
     """SHA-256 of the code cells and of the tags that change what executing them does.
 
-    Of `SETTINGS` only the column of the profile counts, where the cells do nothing with it but `pick` that.
+    Only the profile's column of `SETTINGS` counts, if the cells do nothing with this table but `pick` that column.
     """
     mentions = re.findall(r"\bpick\(SETTINGS, profile\)|\bSETTINGS\b", "\n".join(cell.source for cell in cells))
     picked = sorted(mentions) == ["SETTINGS", "pick(SETTINGS, profile)"]
@@ -203,7 +203,7 @@ def code_hash(cells, profile: str | None = None) -> str:
 
 
 def _column(source: str, profile: str) -> str:
-    """A cell in which the table `SETTINGS` is what `pick(SETTINGS, profile)` makes of it."""
+    """A cell with its table `SETTINGS` replaced by what `pick(SETTINGS, profile)` makes of it."""
     for node in _parse(source).body if "SETTINGS" in source else []:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
             rows = getattr(node.value, "values", [None])
@@ -216,11 +216,11 @@ def _column(source: str, profile: str) -> str:
 
 
 def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
-    """What the cells use of `lib`, directly or through other parts of it: by module, the texts of these definitions.
+    """What the cells use of `lib`, directly or through other parts of it: by module, the texts of the definitions used.
 
-    A definition (of a function, a class, a name) counts where its name stands in code that counts, and of a module that
-    has one the statements that define nothing, too. All of a module counts where it stands without an attribute. What a
-    package passes on counts where it is defined. Imports inside functions are seen, `importlib.import_module` is not.
+    A definition (of a function, a class, a name) counts if its name stands in code that counts; so do the statements of
+    its module that define nothing. A whole module counts if its name stands without an attribute. What a package passes
+    on counts in the module that defines it. Imports inside functions are seen, `importlib.import_module` is not.
     """
     files = {}
     for path in (root / "lib").rglob("*.py"):
@@ -261,7 +261,7 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
 
 
 def imported_names(page: Page) -> set[str]:
-    """What a chapter imports, of `lib` and of others, itself or through parts of `lib`, and the packages above."""
+    """What a chapter imports from `lib` and elsewhere, itself or through parts of `lib`, and all parent packages."""
     sources = [[cell.source for cell in page.code], *imported_parts(page.code, page.root).values()]
     parts = [name.split(".") for texts in sources for source in texts for _, name in imported(source)]
     return {".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)}
@@ -271,10 +271,10 @@ def data_fingerprint(dataset: str = "auto") -> str:
     """Hash of names, sizes and modification times below the data folder; the files themselves are not read.
 
     Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
-    does not.
+    does not count.
     """
     places = os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book", str(dataset)
-    roots = [Path(os.path.expanduser(place)) for place in places]  # where there is no such user, the name as it is
+    roots = [Path(os.path.expanduser(place)) for place in places]  # without such a user the name stays as it is
     entries = []
     for number, root in enumerate(map(str, roots)):
         for place in [root] if os.path.isfile(root) else _below(root):
@@ -285,7 +285,7 @@ def data_fingerprint(dataset: str = "auto") -> str:
 
 
 def _below(folder: str) -> Iterator[str]:
-    """The files in a folder and behind its links, as text and no Path: there may be many thousands."""
+    """The files in a folder and behind its links, as text rather than Path: there may be many thousands."""
     seen = set()
     for at, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(at)) in seen:  # a link that leads back
@@ -306,7 +306,7 @@ def differences(old: dict | None, new: dict) -> list[str]:
         before = old["parameters"].get(name)
         if before != value and not (edited and name not in old["parameters"]):
             reasons.append(f"parameter {name}: {before!r} -> {value!r}")
-    for name, value in sorted(new["lib"].items()):  # one that is not imported any more is not in what imported it
+    for name, value in sorted(new["lib"].items()):  # a module no longer imported shows in what imported it
         if old["lib"].get(name) != value:
             reasons.append(f"{name} {'changed' if name in old['lib'] else 'is imported now'}")
     for name, present in new["versions"].items():
@@ -320,7 +320,7 @@ def differences(old: dict | None, new: dict) -> list[str]:
 
 
 def _parse(source: str) -> ast.Module:
-    """The syntax tree of a cell without the lines of IPython (`%magic`, `!command`); of broken code an empty one."""
+    """The syntax tree of a cell without the lines of IPython (`%magic`, `!command`); an empty one for broken code."""
     try:
         return ast.parse(re.sub(r"^[ \t]*[%!].*", "", source, flags=re.MULTILINE))
     except SyntaxError:
@@ -329,9 +329,9 @@ def _parse(source: str) -> ast.Module:
 
 @functools.cache
 def imported(source: str, package: str = "") -> list[tuple[str, str]]:
-    """What a source imports: the name that it gets there, and in full (`lib.a.b` for `from lib.a import b`).
+    """What a source imports, each by its name there and its full name (`lib.a.b` for `from lib.a import b`).
 
-    `package` is the one in which the source lies: relative imports start there.
+    `package` is the package in which the source lies; relative imports start there.
     """
     found: list[tuple[str, str]] = []
     for node in ast.walk(_parse(source)) if "import" in source else []:
@@ -345,9 +345,9 @@ def imported(source: str, package: str = "") -> list[tuple[str, str]]:
 
 
 def _used(imports: list[tuple[str, str]], text: str, otherwise: Iterable[str] = ()) -> list[str]:
-    """What a text uses of what is imported, in full: `lib.metrics.nc1` where it has `metrics.nc1`, `lib.metrics` where
-    that name stands without an attribute. What is imported under no name of its own counts; `otherwise` holds for
-    names that the text does not have."""
+    """The full names of what a text uses of the imports: `lib.metrics.nc1` where it has `metrics.nc1`, `lib.metrics`
+    where `metrics` stands without an attribute. What is imported under no name of its own always counts; `otherwise`
+    gives the attributes assumed for names that the text does not have."""
     names = _names(text)
     found = [(full, names.get(name, otherwise if name.isidentifier() else {""})) for name, full in imports]
     return [f"{full}.{each}".removesuffix(".") for full, attributes in found for each in attributes]
@@ -375,7 +375,7 @@ def _definitions(source: str) -> dict[str, str]:
 def _names(text: str) -> dict[str, set[str]]:
     """The names in a text, each with the attributes that it has there; "" is for the name alone."""
     found, owners = {}, set()
-    for node in ast.walk(_parse(text)):  # which comes to an attribute before what has it
+    for node in ast.walk(_parse(text)):  # which reaches an attribute before the name that has it
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owners.add(node.value)
             found.setdefault(node.value.id, set()).add(node.attr)
@@ -386,7 +386,7 @@ def _names(text: str) -> dict[str, set[str]]:
 
 @functools.cache
 def _hash(source: str) -> str:
-    """Hash of what a text of code does, in which neither comments nor docstrings nor layout count."""
+    """Hash of what a text of code does; neither comments nor docstrings nor layout count."""
     return sha(program(source).encode())
 
 

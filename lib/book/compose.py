@@ -22,9 +22,9 @@ AUDIT = '<details class="audit"><summary>The list</summary>'
 
 
 def with_results(page: Page):
-    """The chapter as a notebook: the prose of now, the outputs of its last execution, the injected parameters.
+    """The chapter as a notebook: its current prose, the outputs of its last execution, and the injected parameters.
 
-    Outputs belong to code cells by their order, which is sound because the code cells are compared first. Returns None
+    Outputs are matched to code cells by order, which is sound because the code cells are compared first. Returns None
     when the chapter has not been executed since its code changed.
     """
     executed = executed_notebook(page)
@@ -56,7 +56,7 @@ def _tags(cell) -> list[str]:
 def collect(everything: list[Page]) -> tuple[dict, dict[str, dict]]:
     """The chapters as they were last executed (`with_results`), and the records of the claims that they measured.
 
-    The claims are judged by the declarations of now, in the notebooks as well.
+    The claims are judged by the current declarations, in the notebooks as well.
     """
     notebooks = {page: with_results(page) for page in everything if page.is_chapter}
     records = {}
@@ -152,7 +152,7 @@ def cite(root: Path) -> dict[str, str]:
 
 
 def _without_results(page: Page):
-    """A copy of the chapter's notebook, with names of its cells that stay the same from build to build."""
+    """A copy of the chapter's notebook, with cell names that stay the same from build to build."""
     notebook = copy.deepcopy(page.notebook)
     notebook.metadata.pop("jupytext", None)  # a downloaded notebook stands alone and is not paired with anything
     for number, cell in enumerate(notebook.cells):
@@ -161,7 +161,7 @@ def _without_results(page: Page):
 
 
 def _opening(notebook) -> list:
-    """The cells that prepare a page: up to its first output the settings, and what is folded before all other code."""
+    """The cells that prepare a page: before its first output, the settings and what is folded before all other code."""
     opening, folded = [], True
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         if cell.outputs:
@@ -175,7 +175,7 @@ def _opening(notebook) -> list:
 
 
 def _run_note(page: Page, opening: list) -> str:
-    """How the reader runs the chapter, how what is shown was run, and the code that opens it."""
+    """How the reader runs the chapter, how the results shown were computed, and the code that opens it."""
     about = noted(page)
     parameters = dict(about["key"]["parameters"])
     profile = parameters.pop("profile", "laptop")

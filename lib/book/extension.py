@@ -12,7 +12,7 @@ PARTS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 
 
 def setup(app) -> dict:
-    """Register the three with Sphinx."""
+    """Register the three functions with Sphinx."""
     app.connect("env-get-updated", number_by_page, priority=900)  # after Sphinx has counted
     app.connect("doctree-resolved", link_statements)
     app.connect("build-finished", list_sections)
@@ -23,7 +23,7 @@ def number_by_page(app, env) -> list[str]:
     """Number figures, equations, exercises and statements as part, page, place on the page: IV.2.3.
 
     Theorems, lemmas and all other statements of a page are counted together. A part is a caption of the table of
-    contents whose pages lie in a folder; what stands below a page (VI.2) is VI.2.1 and so on.
+    contents whose pages lie in a folder; pages below a page (VI.2) are VI.2.1 and so on.
     """
     contents = env.external_site_map
     parts = [tree for tree in contents.root.subtrees if tree.items[0].count("/") > 1]
@@ -51,9 +51,9 @@ def link_statements(app, tree, page) -> None:
 
 
 def list_sections(app, error) -> None:
-    """Write the search index anew, with an entry for each section and each statement in place of each page.
+    """Write the search index anew, with an entry for each section and each statement instead of each page.
 
-    Its name `page#anchor` becomes an address in `scorer.js` beside this file.
+    The name `page#anchor` of an entry becomes an address in `scorer.js` beside this file.
     """
     if error or app.builder.name != "html":
         return
@@ -61,7 +61,7 @@ def list_sections(app, error) -> None:
     index.prune([])
     for page in sorted(app.env.found_docs):
         tree, title = app.env.get_doctree(page), app.env.titles[page].astext()
-        for part in reversed([*tree.findall(_listed)]):  # what a section holds has left it when its turn comes
+        for part in reversed([*tree.findall(_listed)]):  # what a section contains is removed before the section's turn
             name, said = page, title
             if part.parent is not tree:
                 name, said = f"{page}#{part['ids'][0]}", f"{part[0].astext().strip()} – {title}"
@@ -73,5 +73,5 @@ def list_sections(app, error) -> None:
 
 
 def _listed(node) -> bool:
-    """Is it a statement, or a section that has a heading (what stands in a statement or an exercise is one without)?"""
+    """Is it a statement, or a section with a heading (the content of a statement or exercise is one without)?"""
     return isinstance(node, (nodes.section, *STATEMENTS)) and bool(node.children) and isinstance(node[0], nodes.title)

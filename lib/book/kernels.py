@@ -1,7 +1,7 @@
-"""Kernels forked from one process that has imported the large packages once, in place of one interpreter each.
+"""Kernels forked from one process that has imported the large packages once, instead of starting one interpreter each.
 
 Importing torch, torchvision, matplotlib and scipy takes longer than many a chapter. Each kernel remains a process of
-its own, with its own environment, and imports the modules of `lib` itself, but for the one that is torchvision.
+its own, with its own environment, and imports the modules of `lib` itself, except the one that is torchvision.
 """
 
 import multiprocessing
@@ -19,9 +19,9 @@ LARGE = ("torch", "numpy", "matplotlib.pyplot", "scipy.optimize", "scipy.stats",
 
 
 def prepare(imported: set[str]) -> None:
-    """Have the kernels of this process forked with the large packages of these names imported.
+    """Let the kernels of this process be forked with those large packages imported that are among these names.
 
-    The environment of now is the one that the packages find when they are imported.
+    The packages find the current environment when they are imported.
     """
     large = [name for name in LARGE if name in imported]
     multiprocessing.set_forkserver_preload(["ipykernel.ipkernel", *large])
@@ -50,7 +50,7 @@ def _end_with_the_build() -> None:
 
 
 class _Process(multiprocessing.get_context("forkserver").Process):
-    """A forked process as jupyter_client knows those of subprocess.Popen."""
+    """A forked process with the methods that jupyter_client knows from subprocess.Popen."""
 
     stdin = stdout = stderr = None
 
@@ -76,5 +76,5 @@ class ForkedKernel(AsyncKernelManager):
         self.provisioner.pid = self.provisioner.pgid = process.pid
 
 
-# Elsewhere a process that has loaded the system's own libraries may not fork.
+# On other systems a process that has loaded the system's own libraries may not fork.
 MANAGER = ForkedKernel if sys.platform == "linux" else AsyncKernelManager

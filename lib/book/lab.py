@@ -10,7 +10,7 @@ from jupytext.myst import myst_to_notebook
 
 
 def keep_form(model: dict, path: str, contents_manager, **_) -> None:
-    """Let what Jupyter is about to write over a Markdown file keep the form of that file, by `merged`.
+    """Make what Jupyter is about to write over a Markdown file keep that file's form, by `merged`.
 
     A hook of Jupyter's contents manager (`pre_save_hook`), which `make lab` sets; `model["content"]` changes in place.
     """
@@ -22,9 +22,9 @@ def keep_form(model: dict, path: str, contents_manager, **_) -> None:
 def merged(old: str, new: str) -> str:
     """The notebook of `new`, in the form of `old` wherever the two agree.
 
-    jupytext has a form of its own: the front matter with its version and the kernel's name, a blank line below the
-    options of a cell, long texts in them broken. Here a cell that is as before keeps its lines, an edited one its
-    options, and the file its front matter. Returns `new` where the result would not be the same notebook.
+    jupytext has a form of its own: it writes its version and the kernel's name into the front matter and a blank line
+    below the options of a cell, and breaks long texts in them. Here an unchanged cell keeps its lines, an edited one
+    its options, and the file its front matter. Returns `new` where the result would not be the same notebook.
 
     Args:
         old: MyST Markdown, as a person wrote it.
@@ -42,7 +42,7 @@ def merged(old: str, new: str) -> str:
 
 
 def _cells(text: str) -> list[tuple[tuple, str]]:
-    """The cells of a notebook: type, source, options, whether a mark `+++` ends it; and its lines."""
+    """For each cell of a notebook: type, source, options, whether a mark `+++` ends it; and its lines."""
     notebook = myst_to_notebook(text, add_source_map=True)
     cells, lines, below = notebook.cells, text.splitlines(keepends=True), notebook.metadata.source_map
     starts = [line - (cell.cell_type != "markdown") for cell, line in zip(cells, below, strict=True)]  # below a fence
@@ -54,7 +54,7 @@ def _cells(text: str) -> list[tuple[tuple, str]]:
 
 
 def _edited(old: tuple, new: tuple) -> str:
-    """The lines of a cell after an edit: those of before with the new source, or the new ones where more changed."""
+    """The lines of a cell after an edit: the old ones with the new source, or the new ones where more changed."""
     (kind, source, *rest), lines = old
     (new_kind, new_source, *new_rest), new_lines = new
     if not source or (kind, rest) != (new_kind, new_rest):

@@ -1,7 +1,7 @@
-"""The whole book as one PDF: the pages of the finished site, set into one and printed by a headless Chromium.
+"""The whole book as one PDF: the pages of the finished site, joined into one and printed by a headless Chromium.
 
-Links, page numbers and bookmarks are Chromium's own, because what it prints is one document. What paper looks like
-stands in `_static/print.css`, which serves a reader who prints a single page as well.
+Links, page numbers and bookmarks are Chromium's own, because what it prints is one document. The look on paper
+is set in `_static/print.css`, which also serves a reader who prints a single page.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from lib.data.files import atomically
 
 NAME, POSTER_NAME = "how-representations-collapse.pdf", "poster.pdf"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-HOST = "http://book"  # there is none: the browser's requests are answered with the files of the site
+HOST = "http://book"  # there is no such host: the browser's requests are answered with the files of the site
 WIDTH = 658  # of what stands between the margins of print.css, in pixels of 1/96 inch
 SCRIPT = Path(__file__).with_name("pdf.js")  # what runs in the pages
 
 
 @contextlib.contextmanager
 def _printing(html: Path, name: str, width: int, height: int):
-    """A page of the site `html` in Chromium, as print shows it, its mathematics typeset. BadInput without either."""
+    """A page of the site `html` in Chromium, as print shows it, its mathematics typeset. BadInput if the page
+    or Chromium is missing."""
     from playwright.sync_api import sync_playwright
 
     if not (html / f"{name}.html").is_file():
@@ -83,7 +84,8 @@ def write_poster(html: Path, target: Path) -> None:
 
 
 def publish(html: Path) -> int:
-    """Print the site `html` and its poster into files of it, which its first page then offers; the number of sheets."""
+    """Print the site `html` and its poster into files of the site, whose first page then offers both; returns the
+    number of sheets."""
     folder = html.resolve()
     sheets = write(folder, folder / NAME)
     write_poster(folder, folder / POSTER_NAME)

@@ -1,7 +1,7 @@
 """What the chapters measured at `paper` or `night`, kept with its provenance: recorded/<part>/<chapter>.json.
 
 `python -m lib.book record` takes it from the executed notebooks. A record also holds the hashes of the code that
-measured it, which say when it is outdated, and a checksum of itself, which says when somebody has edited it.
+measured it, which show whether it is outdated, and a checksum of itself, which shows whether somebody has edited it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
 def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tuple[dict, bool]]:
     """Record the claims of the selected chapters that were executed at `paper` or `night`: (record, changed) for each.
 
-    Nothing is written unless all of them can be recorded. Chapters without claims are passed over, those of another
-    profile, and runs where a better one is on record and not outdated (`paper` before `night`, then a GPU before a
-    CPU), with a line through `announce`. Raises BadInput where no chapter was executed in these profiles, and where one
-    is stale or its claims cannot be judged.
+    Nothing is written unless all of them can be recorded. Chapters without claims are passed over; so are, each with
+    a line through `announce`, those of another profile and runs where a better one is on record and not outdated
+    (`paper` before `night`, then a GPU before a CPU). Raises BadInput if no chapter was executed in these profiles, and
+    if one is stale or its claims cannot be judged.
     """
     measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
     keys = {page: noted(page).get("key", {"parameters": {}}) for page in selected if page.path in measuring}
@@ -55,7 +55,8 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
 
 
 def _better(taken: dict, page: Page, root: Path) -> str:
-    """How the chapter's record was made, if it holds and is of a larger profile, or of the same on a GPU."""
+    """How the chapter's record was made, if it still holds and is of a larger profile, or of the same profile but on a
+    GPU instead of a CPU."""
     try:
         kept = _load(path_of(page.short, root))
     except ValueError:  # absent or damaged: to be made anew
@@ -66,7 +67,7 @@ def _better(taken: dict, page: Page, root: Path) -> str:
 
 
 def take(page: Page) -> dict:
-    """The record of a chapter as it was last executed. Raises BadInput with what stands against it."""
+    """The record of a chapter as it was last executed. Raises BadInput with the reason if it cannot be recorded."""
     about = noted(page)
     profile = about["key"]["parameters"]["profile"]
     hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
@@ -97,7 +98,7 @@ def path_of(chapter: str, root: Path = ROOT) -> Path:
 
 
 def _write_record(record: dict, root: Path) -> bool:
-    """Write the record where it differs from what is there; says whether it did."""
+    """Write the record if it differs from what is there; returns whether it did."""
     path = path_of(record["chapter"], root)
     content = (json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
     if path.is_file() and path.read_bytes() == content:
@@ -113,8 +114,8 @@ def _write_record(record: dict, root: Path) -> bool:
 def read(root: Path = ROOT) -> dict[str, dict]:
     """The recorded claims, {id: record}: each with its chapter, when and on what it was measured, and `outdated`.
 
-    `outdated` lists in words what changed since; it is empty for a record that a run of now would make again. Verdicts
-    are those of the declarations of now, unless the quantities are others now. ValueError as by `check`.
+    `outdated` lists in words what changed since; it is empty for a record that a new run would make again. Verdicts
+    follow the current declarations, unless their quantities are no longer those measured. ValueError as in `check`.
     """
     known, found = {page.short: page for page in chapters(root)}, {}
     for kept in check(root):
@@ -126,7 +127,7 @@ def read(root: Path = ROOT) -> dict[str, dict]:
             record = {**claim, **about, "outdated": [*reasons]}
             try:
                 record = claims.judge(record)
-            except ValueError:  # the quantities of now are not those that were measured: the verdict stays what it was
+            except ValueError:  # the declared quantities are no longer those measured: the verdict stays what it was
                 record["outdated"].append("its declaration changed")
             found[claim["id"]] = record
     return found
@@ -135,8 +136,8 @@ def read(root: Path = ROOT) -> dict[str, dict]:
 def check(root: Path = ROOT) -> list[dict]:
     """All records as they are in their files.
 
-    ValueError, naming the file, for one that is damaged or was edited, for a claim that is not declared, and for one
-    that two files hold.
+    ValueError, naming the file, for a record that is damaged or was edited, for a claim that is not declared, and for
+    a claim that two files hold.
     """
     declared, places = declarations.read().claims, {}
     # a hidden file is what a killed process left
@@ -178,7 +179,7 @@ def changes(page: Page, hashes: dict, profile: str) -> list[str]:
 def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) -> str:
     """What has been measured at paper scale and what has not, as Markdown, for chapters/back/paper-profile.md.
 
-    kept: what `read` found. live: {id: record} of this build, whose tables the claims are linked to. One table for
+    kept: what `read` found. live: {id: record} of this build, to whose tables the claims are linked. One table for
     each paper; claims of one chapter that are in the same state share a row.
     """
     declared = declarations.read().claims

@@ -1,6 +1,7 @@
-"""Executing chapters: papermill on each stale one, finished notebooks kept one by one, and finished runs inside one.
+"""Executing chapters: papermill runs each stale one; finished notebooks are kept one by one, and so are finished
+runs inside one.
 
-A kernel finds in its environment what it reports to and keeps things in: COLLAPSE_NOTES, a file for `lib.ledger.notes`,
+A kernel's environment says where it reports and where it keeps things: COLLAPSE_NOTES, a file for `lib.ledger.notes`,
 and COLLAPSE_UNFINISHED, a folder for `lib.runs.kept` that belongs to one key of the chapter. Where chapters run side by
 side, COLLAPSE_GPU_SHARE is the part of the GPU's memory that `lib.runs.devices` leaves to each.
 """
@@ -33,7 +34,7 @@ from lib.ledger.notes import read as read_notes
 from lib.runs import devices
 
 MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
-GPU_MEMORY = 0.95  # of a GPU's memory is shared; the rest is for what the driver takes for each process
+GPU_MEMORY = 0.95  # the part of a GPU's memory that is shared; the rest is for what the driver takes for each process
 
 
 class Outcome(NamedTuple):
@@ -49,12 +50,12 @@ class Outcome(NamedTuple):
 
 
 def executed_path(page: Page, folder: str = "executed") -> Path:
-    """Where the executed notebook of a chapter lies, or in `failed` what there is of one."""
+    """Where the executed notebook of a chapter lies, or, in the folder `failed`, what there is of one."""
     return BUILD / folder / f"{page.name}.ipynb"
 
 
 def executed_notebook(page: Page):
-    """The executed notebook of a chapter, or None where there is none that :func:`noted` knows."""
+    """The executed notebook of a chapter, or None if :func:`noted` knows of none."""
     import nbformat
 
     return nbformat.read(executed_path(page), as_version=4) if noted(page) else None
@@ -63,7 +64,7 @@ def executed_notebook(page: Page):
 def noted(page: Page) -> dict:
     """What is noted about the execution that made the kept notebook of a chapter: its key, the machine, the time.
 
-    Empty where there is no notebook, or one that was cut off or edited, or is of another version of this module.
+    Empty if there is no notebook, or if it was cut off or edited or is of another version of this module.
     """
     parts = {"code", "parameters", "lib", "versions", "data", "files"}
     try:
@@ -76,7 +77,7 @@ def noted(page: Page) -> dict:
 
 
 def keep(page: Page, notebook) -> None:
-    """Write the executed notebook of a chapter, with a checksum of all else that it says."""
+    """Write the executed notebook of a chapter, with a checksum of everything else in it."""
     import nbformat
 
     kept = json.loads(nbformat.writes(notebook))
@@ -93,9 +94,9 @@ def checksum(record: dict) -> str:
 
 
 def stale(pages: list[Page], parameters: dict) -> dict[Page, list[str]]:
-    """Why each of these chapters has to be executed, without those that have not.
+    """Why each of these chapters has to be executed; those that need not be are left out.
 
-    What lies in the data folder is looked at once for all of them.
+    The contents of the data folder are looked at once for all of them.
     """
     fingerprint = functools.cache(data_fingerprint)
     reasons = {page: differences(noted(page).get("key"), page.key(parameters, fingerprint)) for page in pages}
@@ -124,7 +125,7 @@ def lock(announce):
 
 
 def check_device(device: str) -> None:
-    """Raises BadInput when the machine has no such device; torch is only asked when one is asked for by name."""
+    """Raises BadInput when the machine has no such device; torch is consulted only when one is asked for by name."""
     if device == "cuda":
         import torch
 
@@ -140,7 +141,7 @@ def cores() -> int:
 
 
 def _prepare_environment(root: Path, jobs: int) -> None:
-    """Kernels inherit these: the interpreter that runs, the root of the repository, no settings of the user's own."""
+    """Set what kernels inherit: the running interpreter, the root of the repository, no settings of the user's own."""
     os.chdir(root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
@@ -159,7 +160,7 @@ def _prepare_environment(root: Path, jobs: int) -> None:
 
 
 def execute(selected: list[Page], parameters: dict, jobs: int, console, force: bool = False) -> list[Outcome]:
-    """Execute the stale ones of the selected chapters, at most `jobs` at a time; the longest begin first.
+    """Execute those selected chapters that are stale, at most `jobs` at a time; the longest begin first.
 
     A failing chapter leaves its partial notebook in `failed/` and stops no other. On KeyboardInterrupt the kernels
     are killed before it is passed on; finished chapters stay.
@@ -186,10 +187,11 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
 
 
 def _download(pages: list[Page], parameters: dict, console) -> bool:
-    """Fetch the image sets that these chapters want in the paper profile; was anything fetched?
+    """Fetch the image sets that these chapters want in the paper profile; returns whether any was fetched.
 
-    It is done before any of them begins, since what lies in the data folder counts for all of them. A chapter whose
-    code has `download=` in it wants the sets whose names its code has as texts. Where that fails, a line says so.
+    This is done before any of them begins, since what lies in the data folder counts for all of them. A chapter whose
+    code contains `download=` wants the sets whose names that code contains as strings. If fetching fails, a line
+    says so.
     """
     from lib.ledger.verdict import ORIGINALS
 
@@ -210,7 +212,7 @@ def _download(pages: list[Page], parameters: dict, console) -> bool:
 def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from lib.book import kernels  # which takes jupyter_client with it
+    from lib.book import kernels  # which loads jupyter_client
 
     _prepare_environment(todo[0].root, jobs)
     _register_engine()
@@ -235,7 +237,7 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for client in list(clients):
-            # one that is only beginning has no process yet; kernels lead sessions of their own, children die with them
+            # one that is just starting has no process yet; a kernel leads its own session, so its children die with it
             with contextlib.suppress(OSError, AttributeError):
                 os.killpg(client.km.provisioner.process.pid, signal.SIGKILL)
         raise
@@ -248,7 +250,7 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
 
 
 def _attempt(page: Page, *arguments) -> Outcome:
-    """Execute one chapter. Where a disk is full, this chapter fails."""
+    """Execute one chapter. If a disk is full, it is this chapter that fails."""
     started = time.monotonic()
     try:
         return _execute_one(page, *arguments)
@@ -309,8 +311,8 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
 
 
 def _register_engine() -> None:
-    """Papermill's engine with three additions: cells are counted, the kernel can be found to be killed, and it has an
-    environment of its own."""
+    """Register papermill's engine with three additions: cells are counted, the kernel can be found and killed, and it
+    has an environment of its own."""
     from papermill.clientwrap import PapermillNotebookClient
     from papermill.engines import NBClientEngine, papermill_engines
 
@@ -335,8 +337,8 @@ def _register_engine() -> None:
 
 
 def _unfinished(page: Page, key: dict) -> Path:
-    """The folder of the runs that a chapter with this key has finished. One of another state of the code, the versions
-    or the data is removed; that of other parameters waits for a build with these."""
+    """The folder for the runs that a chapter with this key has finished. Folders of another state of the code, the
+    versions or the data are removed; those of other parameters wait for a build with these parameters."""
     parent = BUILD / "unfinished"
     parameters, whole = (sha(json.dumps(part, sort_keys=True).encode())[:16] for part in (key["parameters"], key))
     mine = f"{page.name.replace('/', '.')}@{parameters}"
@@ -350,7 +352,7 @@ def _unfinished(page: Page, key: dict) -> Path:
 def _facts(path: Path, seconds: float) -> dict:
     """What is kept about an execution, from what its kernel noted; a chapter that chose no device used the CPU."""
     by_kind = {"device": [], "data": [], "resumed": [], **read_notes(path)}
-    chosen = sorted(by_kind["device"], key=lambda fact: fact["device"] == "cuda")  # a GPU, where one was used as well
+    chosen = sorted(by_kind["device"], key=lambda fact: fact["device"] == "cuda")  # a GPU last, if one was used as well
     device = chosen[-1] if chosen else {"device": "cpu", "name": devices.name("cpu")}
     return {
         "seconds": round(seconds + sum(fact["seconds"] for fact in by_kind["resumed"]), 1),
@@ -366,7 +368,7 @@ def _facts(path: Path, seconds: float) -> dict:
 
 
 def _place(begun: list, number: int) -> str:
-    """Which of a number of cells failed, and its first lines: the last one that was begun."""
+    """Which of a number of cells failed, namely the last one begun, and its first lines."""
     begun = [cell for cell in begun if "injected-parameters" not in cell.metadata.get("tags", [])]
     if not begun:
         return ""

@@ -1,4 +1,4 @@
-"""Publishing the composed pages as one site, whose old one stays until the new one is whole."""
+"""Publishing the composed pages as one site; the old site stays until the new one is complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device
 def claim_rows(measured: dict[str, dict], kept: dict[str, dict]) -> tuple[list[dict], bytes]:
     """The rows of `claims.json`, in the order of the declarations, and the file's content.
 
-    measured: {id: record} of the executed chapters. kept: what `lib.book.records.read` found, the row's `recorded`.
+    measured: {id: record} of the executed chapters. kept: what `lib.book.records.read` found, which becomes
+    the rows' `recorded`.
     """
     rows = []
     for name, declaration in declarations.read().claims.items():
@@ -40,7 +41,7 @@ def claim_rows(measured: dict[str, dict], kept: dict[str, dict]) -> tuple[list[d
 
 
 def write_claims(measured: dict[str, dict], kept: dict[str, dict]) -> list[dict]:
-    """Write `claims.json` as the chapters are now, whatever site is published; returns its rows."""
+    """Write `claims.json` for the chapters as they are now, whatever site is published; returns its rows."""
     rows, content = claim_rows(measured, kept)
     with atomically(BUILD / "claims.json") as partial:
         partial.write_bytes(content)
@@ -50,7 +51,7 @@ def write_claims(measured: dict[str, dict], kept: dict[str, dict]) -> list[dict]
 def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page]]:
     """Compose all pages, build them into a new folder and make that the site; the old site stays until then.
 
-    `claims.json` is a link to the site's, so they change together.
+    `claims.json` is a link to the site's own file, so both change together.
     With `partial`, chapters without results are shown without them (and Sphinx's warnings are not errors, since
     references into those results lead nowhere). Returns the path of the site, whether it was built anew, and the
     chapters without results. Raises SiteError.
@@ -105,8 +106,8 @@ def _sync(files: dict[str, bytes]) -> str:
 def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> None:
     """Run Sphinx into a temporary folder beside `site` and rename it.
 
-    Parsed pages are kept in `doctrees`, their pictures in `jupyter_execute`, every page is written anew. What is kept
-    is only trusted when the last run ended well under the same configuration: a page with a warning must be read, and
+    Parsed pages are kept in `doctrees`, their pictures in `jupyter_execute`; every page is written anew. What is kept
+    is trusted only when the last run ended well under the same configuration: a page with a warning must be read, and
     warn, again.
     """
     from jupyter_book.sphinx import build_sphinx
@@ -151,7 +152,8 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
 
 
 def _finish(files: dict[str, bytes], out: Path) -> None:
-    """The entry page, the claims, and behind each page's download button the executed notebook without its note."""
+    """Write the entry page, the claims, and behind each page's download button the executed notebook without its
+    note."""
     first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
     # with an icon, or the browser asks for a favicon.ico that is not there
     (out / "index.html").write_text(f"""<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
@@ -166,7 +168,7 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Let `path` mean `target`, in one step."""
+    """Make `path` a link to `target`, in one step."""
     link = path.with_name(f".{path.name}.new")
     link.unlink(missing_ok=True)
     link.symlink_to(target)

@@ -1,4 +1,4 @@
-"""What the symbols mean: the notation table, and what a formula tells of its own, from `chapters/symbols.yml`."""
+"""What the symbols mean: the notation table, and what a formula tells about its own, from `chapters/symbols.yml`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(root: Path = ROOT) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown: what two papers or more have a symbol for as a table, what one has folded below it."""
+    """Markdown: a table of what two papers or more have a symbol for, and folded below it what only one has."""
 
     def cells(row) -> str:
         signs = (", ".join(f"${sign}$" for sign in row.get(part, [])) for part in PARTS)
@@ -50,7 +50,7 @@ def table(rows: list[dict]) -> str:
 
 
 def signs(tex: str) -> list[str]:
-    r"""TeX as a list of signs: `\mathbf{H}` is one, as `\overline{\mathbf h}`, a word and a name like DNC are.
+    r"""TeX as a list of signs: `\mathbf{H}` is one, and so are `\overline{\mathbf h}`, a word and a name like DNC.
 
     >>> signs(r"\mathbf{H}_1 = n_{\text{spl}} c_{k,i}")
     ['\\mathbf H', '_', '1', '=', 'n', '_', '\\spl', 'c', '_', '{', 'k', ',', 'i', '}']
@@ -66,9 +66,9 @@ def signs(tex: str) -> list[str]:
 
 
 def meanings(rows: list[dict], page: str) -> dict[str, str]:
-    """The symbols that a page may use, and in HTML what they mean there and in the other parts.
+    """The symbols that a page may use, and, in HTML, what they mean there and in the other parts.
 
-    page: "low-rank-bias/dufm", or one of the synthesis, where a symbol means what it does in the four papers.
+    page: "low-rank-bias/dufm", or a page of the synthesis, where a symbol means what it does in the four papers.
     """
     rows = [row for row in rows if row.get("hover", True)]
     here = page.partition("/")[0]
@@ -102,9 +102,9 @@ def meanings(rows: list[dict], page: str) -> dict[str, str]:
 
 @functools.cache
 def used(tex: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The symbols in a formula, the longest first; what goes on with an index or a prime is another one.
+    """The symbols in a formula, the longest sought first; one that goes on with an index or a prime is another symbol.
 
-    An index l, n or k of a symbol stands for any index of one sign, unless there is a symbol with that one.
+    An index l, n or k of a symbol stands for any index of one sign, unless there is a symbol with that very index.
     """
     by_length, pattern = _pattern(known)
     found = pattern.finditer("\n".join(signs(tex)))
@@ -113,7 +113,7 @@ def used(tex: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def _pattern(known: tuple[str, ...]) -> tuple[list[str], re.Pattern]:
-    """The symbols in the order in which they are looked for, and a pattern with a group for each; a sign is a line."""
+    """The symbols in the order in which they are looked for, and a pattern with a group for each, one sign per line."""
     exact = {sign: "\n".join(map(re.escape, signs(sign))) for sign in known}
     loose = {sign: re.sub(r"(?<=_\n)[lnk]$", r"\\w", text, flags=re.MULTILINE) for sign, text in exact.items()}
     order = sorted(known, key=lambda sign: (-exact[sign].count("\n"), loose[sign] != exact[sign]))
@@ -122,7 +122,7 @@ def _pattern(known: tuple[str, ...]) -> tuple[list[str], re.Pattern]:
 
 
 def mark(site: Path, rows: list[dict]) -> None:
-    """Name at each formula of the parts and of the synthesis its symbols, and on each page what they mean there."""
+    """Note at each formula of the parts and of the synthesis its symbols, and on each page what they mean there."""
     for folder in (*PARTS, "synthesis"):
         for page in sorted((site / "chapters" / folder).glob("*.html")):
             known = meanings(rows, f"{folder}/{page.stem}")
@@ -143,5 +143,5 @@ def mark(site: Path, rows: list[dict]) -> None:
 
 
 def _tex(text: str) -> str:
-    """A text with formulas between dollars as HTML that MathJax sets."""
+    """A text with formulas between dollar signs, as HTML that MathJax typesets."""
     return re.sub(r"\$(.+?)\$", r"\\(\1\\)", html.escape(text, quote=False))

@@ -1,4 +1,4 @@
-"""The ledger of a chapter: it measures claims that are declared once, and a rule judges them.
+"""The ledger of a chapter: the chapter measures claims that are declared once, and a rule judges them.
 
     ledger = claims.open("feature-collapse", profile=profile, device=device)
     ledger.check("fc-thm1-constant", measured={"K=1000": c1000, "K=50": c50})
@@ -45,12 +45,12 @@ class Ledger:
     def skip(self, name: str, reason: str) -> None:
         """The claim is not measured in this profile: verdict `not run`, with the reason.
 
-        ValueError as :meth:`check`.
+        ValueError as in :meth:`check`.
         """
         self._show(name, measured={}, reason=reason)
 
     def _show(self, name, **found):
-        from IPython.display import display  # which the command line, that reads records, has no use for
+        from IPython.display import display  # not needed by the command line, which reads records
 
         if name in self.checked:
             raise ValueError(f"claim {name!r} is checked twice in one ledger (open it anew to measure anew)")
@@ -67,7 +67,7 @@ class Ledger:
 
 
 def _clock():
-    """Seconds, with those of the runs that this chapter has taken up from a build before (`lib.runs.kept`)."""
+    """Seconds, including those of the runs that this chapter has taken over from an earlier build (`lib.runs.kept`)."""
     noted = notes.read(os.environ.get("COLLAPSE_NOTES") or os.devnull)
     return time.perf_counter() + sum(fact["seconds"] for fact in noted.get("resumed", ()))
 
@@ -91,7 +91,7 @@ def open(paper: str, profile: str = "laptop", device: object = "cpu", dataset: s
 
 
 def judge(record: dict) -> dict:
-    """A record with the expectation and the verdict that the declarations of now give it.
+    """A record with the expectation and the verdict that the current declarations give it.
 
     ValueError when the claim is not declared, or its quantities are not those that were measured (the chapter has to
     run again).
@@ -111,7 +111,7 @@ def judge(record: dict) -> dict:
 
 
 def collect(notebook: dict) -> list[dict]:
-    """What an executed notebook shows of claims, in its order: mappings with the record under `MIME`, and its table."""
+    """The claims that an executed notebook shows, in order: mappings with the record under `MIME`, and its table."""
     outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", ()))
     return [output["data"] for output in outputs if MIME in output.get("data", {})]
 

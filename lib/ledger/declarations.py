@@ -1,6 +1,6 @@
 """What is claimed: `chapters/claims.yml` and `chapters/errata.yml`, whose headers explain the format.
 
-`schema.yml` beside this file says what they may hold; what is wrong is named with its file and line.
+`schema.yml` beside this file says what they may hold; an error is reported with its file and line.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def stated(claim: dict) -> list[str]:
 def read() -> Declared:
     """Both files, read and checked as a whole.
 
-    ValueError, with a line for everything that is wrong with a file, its place and what is allowed.
+    ValueError, with a line for everything that is wrong with a file: its place and what is allowed.
     """
     return _read(CLAIMS, ERRATA, CLAIMS.stat().st_mtime_ns, ERRATA.stat().st_mtime_ns)
 
@@ -94,7 +94,7 @@ def _entries(path: Path, key: str) -> dict[str, dict]:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number, and no truth value."""
+    """Whether a value is a finite number, and not a truth value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,4 +1,4 @@
-"""The errata: their sections on the pages of their papers, what stands in these, and the overview of all.
+"""The errata: their sections on the pages of their papers, what these sections say, and the overview of all.
 
 An erratum has one section on the page of its paper, chapters/errata/<paper>.md:
 
@@ -28,7 +28,7 @@ _OUTLINE = re.compile(r"\(erratum-(\S+)\)=|##? .*|<!-- (?:erratum|consequence) (
 
 
 def check(chapter_files: Iterable[str | os.PathLike]) -> None:
-    """ValueError, listing every problem, when a section is missing, double, elsewhere, incomplete or unknown."""
+    """ValueError, listing every problem, when a section is missing, duplicate, misplaced, incomplete or unknown."""
     _, problems = sections(chapter_files)
     if problems:
         raise ValueError("\n".join(problems))
@@ -70,10 +70,10 @@ def _outline(text: str) -> list[re.Match]:
 
 
 def expand(text: str, records: dict[str, dict], statements: dict[str, str]) -> str:
-    """The Markdown of an errata page with its markers replaced by what errata.yml says; other text is as it was.
+    """The Markdown of an errata page with its markers replaced by what errata.yml says; other text stays as it is.
 
-    records: {id of a claim: its judged record}; the claim that shows an erratum is linked and its verdict shown, and so
-    is the statement that the claim is about. statements: {label: address}, as `lib.ledger.pages.places` finds them. The
+    records: {id of a claim: its judged record}; the claim that shows an erratum is linked, with its verdict, and so is
+    the statement that the claim is about. statements: {label: address}, as `lib.ledger.pages.places` finds them. The
     markers are `<!-- erratum ID -->` (printed, corrected, how it is decided) and `<!-- consequence ID -->`.
     """
 

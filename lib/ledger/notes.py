@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def note(kind: str, **facts) -> None:
-    """Append `{"kind": kind, **facts}` as a line of JSON to the file that COLLAPSE_NOTES names; without it, nothing.
+    """Append `{"kind": kind, **facts}` as a JSON line to the file that COLLAPSE_NOTES names; without that, do nothing.
 
     `lib.book.run` sets the variable for each chapter and reads the file when the chapter has finished. Raises
     TypeError for a fact that JSON cannot hold.
@@ -27,9 +27,9 @@ def note(kind: str, **facts) -> None:
 
 
 def read(path: str | os.PathLike) -> dict[str, list[dict]]:
-    """What :func:`note` wrote to a file, by kind and in order; nothing where there is no file.
+    """What :func:`note` wrote to a file, by kind and in order; empty if there is no file.
 
-    A line that a process died over is left out.
+    A line that a dying process left incomplete is skipped.
     """
     by_kind: dict[str, list[dict]] = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else ():

@@ -1,6 +1,6 @@
 """Judged claims as HTML: the table of one claim under its cell, and the page of all of them.
 
-The templates are beside this file and escape what is put into them. What they make has no blank lines, which would end
+The templates are beside this file and escape what is put into them. Their output has no blank lines, which would end
 a block of HTML within Markdown.
 """
 
@@ -22,7 +22,7 @@ _LABEL = re.compile(r"^(?::label: ([a-z0-9-]+)|\(([a-z0-9-]+)\)=)[ \t]*$", re.MU
 def claim(record: dict, links: bool = True) -> str:
     """The table of one judged claim: what is expected, what was measured, and whether they agree.
 
-    links: with links to the ledger and errata pages, as the published page wants them.
+    links: whether to link to the ledger and errata pages, as the published page does.
     """
     declared = declarations.read()
     declaration, shown = declared.claims[record["id"]], declared.errata_of(record["id"])
@@ -35,7 +35,7 @@ def ledger(records: dict[str, dict], recorded: dict[str, dict], statements: dict
 
     records: {id: judged record} of the executed chapters. recorded: the same of a larger profile, as
     `lib.book.records.read` finds them; without any, their column is left out. statements: {label: address}, as
-    `places` finds them, which the place in the paper leads to.
+    `places` finds them, to which the place in the paper links.
     """
     counts = _counts(records)
     about = {"declared": declarations.read(), "records": records, "recorded": recorded, "statements": statements}
@@ -44,7 +44,7 @@ def ledger(records: dict[str, dict], recorded: dict[str, dict], statements: dict
 
 
 def tally(records: dict[str, dict]) -> str:
-    """How many declared claims have which verdict, with links to the ledger, for a page beside the introduction.
+    """How many declared claims have each verdict, with links to the ledger, for a page beside the introduction.
 
     records: {id: judged record} of the executed chapters.
     """
@@ -58,14 +58,14 @@ def _counts(records: dict[str, dict]) -> dict[str, int]:
 
 
 def linked_verdict(name: str, record: dict | None) -> str:
-    """The claim's name, linked from a page beside it to the cell that measures it or else to its row in the ledger, and
-    its verdict."""
+    """The claim's name and its verdict; from a page beside it, the name links to the cell that measures the claim, or
+    else to its row in the ledger."""
     badge = PARTS.badge(record["verdict"], record["dataset"]) if record else PARTS.badge("not run")
     return f"{PARTS.claim_link(name, record, '../')} {badge}"
 
 
 def places(texts: dict[str, str]) -> dict[str, str]:
-    """Where the statements of claims stand, {label: address from the folder of the chapters}.
+    """Where the statements of claims stand, {label: address relative to the folder of the chapters}.
 
     texts: {name of a page: its Markdown}. A statement is a directive with the label, or a section with it as anchor.
     """
@@ -80,9 +80,9 @@ def place_of(claim: dict, statements: dict[str, str]) -> str | None:
 
 
 def measured_by(text: str, records: dict[str, dict]) -> str:
-    """The Markdown of a page with what measures its statements: the claims, their verdicts and first headline values.
+    """A page's Markdown with lines on what measures its statements: claims, their verdicts and first headline values.
 
-    A section has the line below its heading, a directive as the last one in its box.
+    In a section the line stands below the heading, in a directive it is the last one in its box.
     """
     claims = declarations.read().claims
     for found in reversed([*_LABEL.finditer(text)]):  # from the end, so that what was found stays where it is
@@ -160,7 +160,7 @@ def _part(expect, part):
 
 
 def _kind(verdict):
-    """What a verdict is by its kind, for its colour."""
+    """The kind of a verdict, which decides its colour."""
     return "reduced" if "seen at" in verdict else verdict.partition(":")[0].replace(" ", "-")
 
 

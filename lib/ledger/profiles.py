@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lib.checks import one_of
 
-#: From the smallest to the largest. `night` is what two cores of a processor do in a few hours.
+#: From the smallest to the largest. `night` is what two processor cores compute in a few hours.
 PROFILES = ("smoke", "laptop", "night", "paper")
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a claim: a pure function of what is declared, what was measured, and on what."""
+"""The verdict on a claim: a pure function of what is declared, what was measured, and on what it was measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERDICTS = {
     **{f"contradicted: {finding}": "≠" for finding in FINDINGS},
     "not run": "○",
 }
-#: The data sets of the papers. Any other, the reader's own images too, stands in for one of them.
+#: The data sets of the papers. Any other, including the reader's own images, stands in for one of them.
 ORIGINALS = ("mnist", "fashion_mnist", "cifar10", "svhn")
 
 
@@ -66,10 +66,10 @@ def verdict(
     """One of `VERDICTS`.
 
     declaration: an entry of claims.yml. measured: {quantity: value}. errata: the errata that the claim shows.
-    Criteria of the book's own (`ours`) never decide. Below the profile that has the printed settings, and on other
+    The book's own criteria (`ours`) never decide. Below the profile that has the printed settings, and on other
     data than the paper's, a claim is seen or not seen; only at the printed settings can it be reproduced, or fail.
-    It is contradicted where an erratum says how, and all that fails has `printed` beside it: a search of the book's
-    that missed contradicts nobody.
+    It is contradicted where an erratum says how and every expectation that fails has `printed` beside it: a search of
+    the book's own that missed contradicts nobody.
     The `smoke` profile claims nothing. ValueError when the measured quantities are not the declared ones.
     """
     expect, name = declaration["expect"], declaration["id"]
