@@ -13,7 +13,7 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
     r"""Squared error against one-hot targets, :math:`\frac{1}{2N} \sum_{i=1}^N \|s_i - e_{y_i}\|^2`.
 
     With :math:`S = WH` and :math:`N = Kn` it is the data term :math:`\frac{1}{2Kn}\|WH - Y\|_F^2` of Tirer & Bruna,
-    eq. 5. PyTorch's `mse_loss` averages over the :math:`K` outputs as well: it is :math:`2/K` of this.
+    eq. 5. PyTorch's `mse_loss` averages over the :math:`K` outputs as well: it is :math:`2/K` times this.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
     Raises
     ------
     ValueError
-        If the shapes do not fit, or a label is not in `0..K-1`. The labels themselves are looked at on the CPU only: on
-        a GPU that would make every training step wait.
+        If the shapes do not fit, or a label is not in `0..K-1`. The labels themselves are checked on the CPU only: on a
+        GPU this would make every training step wait.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def label_smoothing(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
-    r"""Cross-entropy against targets that keep the share :math:`\alpha` for all classes alike.
+    r"""Cross-entropy against targets that spread the share :math:`\alpha` evenly over all classes.
 
     .. math::
 

@@ -14,7 +14,7 @@ from lib.data.vision import torchvision
 
 
 class _ResNet(torchvision.models.ResNet):
-    """torchvision's ResNet of basic blocks with every width multiplied, and the stem and the head of small images."""
+    """torchvision's ResNet of basic blocks with every width multiplied, and a stem and head for small images."""
 
     def __init__(self, K: int, channels: int, width: float, bias: bool):
         self._width = width
@@ -37,12 +37,12 @@ class _ResNet(torchvision.models.ResNet):
 def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, seed: int = 0) -> nn.Module:
     r"""torchvision's ResNet18 for small images: a 3x3 convolution of stride 1 first, and no max-pooling.
 
-    Its residual blocks, in the paper's count of four, are `layer1` to `layer4`, with :math:`64w, 128w, 256w` and
+    Its residual blocks, of which the paper counts four, are `layer1` to `layer4`, with :math:`64w, 128w, 256w` and
     :math:`512w` feature maps; the last three halve the resolution. `avgpool` averages the maps of `layer4` over
-    positions, and the features :math:`h(x) \in \mathbb R^{512w}` of neural collapse are what comes out of it and goes
-    into `fc`. They are not negative, for the last operation of a block is a ReLU.
+    positions, and the features :math:`h(x) \in \mathbb R^{512w}` of neural collapse are its output, which goes into
+    `fc`. They are non-negative because a block ends in a ReLU.
 
-    Source: He et al. (2016); Tirer & Bruna, Figures 5 and 10, who name the network and not its stem.
+    Source: He et al. (2016); Tirer & Bruna, Figures 5 and 10, who name the network but not its stem.
 
     Parameters
     ----------
@@ -53,14 +53,15 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
     width
         Multiplier :math:`w` of all widths, which are rounded to whole numbers.
     bias
-        Whether the last layer has one.
+        Whether the last layer has a bias.
     seed
-        Of the initial weights, which are torchvision's and drawn on the CPU: one seed is one network, on any device.
+        Of the initial weights, which are torchvision's and drawn on the CPU: a seed gives the same network on any
+        device.
 
     Raises
     ------
     ValueError
-        If `K` is below 2, `channels` below 1, or `width` not a positive number that leaves one feature map.
+        If `K` is below 2, `channels` below 1, or `width` not a positive number that leaves at least one feature map.
 
     Examples
     --------
@@ -96,7 +97,7 @@ def mlp(inputs: int, M: int, K: int, width: int = 2048, depth: int = 9, seed: in
     .. math:: h_0 = x, \qquad h_l = \mathrm{ReLU}(\mathrm{BN}_l(A_l h_{l-1} + a_l)), \qquad f(x) = W h_L + b,
 
     with :math:`L` the depth and :math:`h_1, \dots, h_{L-1}` of length `width`. The features :math:`h_L(x)` in
-    :math:`\mathbb R^M` go into `fc` as they are, and `model.features(x)` returns them. They are not negative. Images
+    :math:`\mathbb R^M` go into `fc` as they are, and `model.features(x)` returns them. They are non-negative. Images
     are flattened.
 
     Source: Nguyen et al. (2023), section 4 and their published code, which counts the layer of features in the depth.
@@ -110,7 +111,7 @@ def mlp(inputs: int, M: int, K: int, width: int = 2048, depth: int = 9, seed: in
     K
         Number of classes.
     width, depth
-        Units of the other hidden layers, and number of hidden layers with the last.
+        Units of the other hidden layers, and number of hidden layers, the last included.
     seed
         Of the initial weights, which are PyTorch's default and drawn on the CPU.
 
@@ -163,17 +164,17 @@ def vgg13(K: int, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Mo
     r"""The ten convolutional layers of VGG13 with batch normalisation, the mean over positions, and one linear layer.
 
     Five blocks of two 3x3 convolutions have :math:`64w, 128w, 256w, 512w` and :math:`512w` feature maps and end in a
-    max-pooling that halves the resolution. Where it is odd the pooling rounds up, so that an image of any size leaves a
-    pixel; with sides that are multiples of 32 that changes nothing. The features :math:`h(x) \in \mathbb R^{512w}`, not
-    negative, go into `fc`, the only fully connected layer; `model.features(x)` returns them.
+    max-pooling that halves the resolution. Where it is odd, the pooling rounds up, so that at least one pixel of any
+    image is left; for sides that are multiples of 32 this changes nothing. The non-negative features
+    :math:`h(x) \in \mathbb R^{512w}` go into `fc`, the only fully connected layer; `model.features(x)` returns them.
 
     Source: Simonyan & Zisserman (2015), configuration B; Nguyen et al. (2023), their published code.
 
     Parameters
     ----------
     K, channels, width, seed
-        As of :func:`resnet18`. The initial weights are normal with variance 2 over the fan-out
-        in the convolutions, N(0, 0.01²) in `fc`, biases 0.
+        As for :func:`resnet18`. The initial weights are normal with variance 2 over the fan-out in the convolutions,
+        N(0, 0.01²) in `fc`; biases are 0.
 
     Raises
     ------
@@ -192,12 +193,12 @@ def vgg13(K: int, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Mo
         return _VGG(widths, K, channels)
 
 
-_DRAWING = threading.RLock()  # that generator is the whole process's: one thread at a time
+_DRAWING = threading.RLock()  # the generator belongs to the whole process: one thread at a time
 
 
 @contextlib.contextmanager
 def _seeded(seed: int):
-    """PyTorch's generator of the CPU at `seed`, and afterwards as it was; layers are made on the CPU."""
+    """Set PyTorch's CPU generator to `seed`, and restore it afterwards; layers are made on the CPU."""
     with _DRAWING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         yield
@@ -253,7 +254,7 @@ class ResNet20(nn.Module):
         return self.avgpool(self.layer3(self.layer2(self.layer1(maps)))).flatten(1)
 
     def layers(self, x: Tensor) -> list[Tensor]:
-        """The features, and what each layer of the head makes of them; the scores are the last."""
+        """The features, and the output of each layer of the head; the scores are the last."""
         found = [self.features(x)]
         for position, W in enumerate(self.head):
             found.append(W(torch.relu(found[-1]) if position else found[-1]))
@@ -267,17 +268,17 @@ class ResNet20(nn.Module):
 def resnet20(
     K: int, channels: int = 3, width: float = 1.0, head_layers: int = 1, head_width: int = 64, seed: int = 0
 ) -> nn.Module:
-    r"""ResNet20 for small images, and on top of it a multilayer perceptron without biases.
+    r"""ResNet20 for small images, with a multilayer perceptron without biases on top.
 
     .. math:: f(x) = W_L \sigma(W_{L-1} \sigma(\cdots W_1 \mathcal B(x))), \qquad \sigma = \mathrm{ReLU}
 
     The backbone :math:`\mathcal B` is a 3x3 convolution, three stages `layer1` to `layer3` of three residual blocks
     with :math:`16w, 32w` and :math:`64w` feature maps, of which the last two halve the resolution, and the mean over
     positions. Shortcuts have no parameters: where the shape changes they skip every other pixel and add maps of zeros.
-    The backbone ends in a ReLU, so that :math:`H_1 = \mathcal B(x)` is not negative.
+    The backbone ends in a ReLU, so that :math:`H_1 = \mathcal B(x)` is non-negative.
 
     `model.features(x)` is :math:`H_1` as rows `(N, 64w)`; `model.layers(x)` is the list :math:`H_1, \tilde H_2, \dots,
-    \tilde H_{L+1}`, the last of which are the scores; `model.head` has the matrices :math:`W_1, \dots, W_L`.
+    \tilde H_{L+1}`, whose last entry is the scores; `model.head` holds the matrices :math:`W_1, \dots, W_L`.
 
     Source: He et al. (2016), section 4.2; Súkeník et al. (2024), section 3, who print neither the initial weights nor
     the kind of shortcuts.

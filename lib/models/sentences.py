@@ -91,8 +91,8 @@ def empirical_risk(
     .. math::
         \frac1N \sum_{i} \ell(h(x_i), y_i) + \frac\lambda2 \|U\|_F^2 + \frac\lambda2 \|W\|_F^2,
 
-    the last term for `h` only. With `weights` (they sum to 1) the mean becomes a weighted sum, so that the true
-    risks (equations 5 and 10) are this function of all sentences, weighted by :math:`\mathcal D_{z_k}(x)/K`.
+    the last term for `h` only. With `weights` (which sum to 1) the mean becomes a weighted sum. The true risks
+    (equations 5 and 10) are this function of all sentences, weighted by :math:`\mathcal D_{z_k}(x)/K`.
 
     Parameters
     ----------
@@ -125,12 +125,12 @@ def empirical_risk(
 class SentenceSet:
     r"""Sentences prepared for full-batch training: their mean cross-entropy with its gradients, in one pass.
 
-    Two ways to the scores, the cheaper one is taken. Directly, as in :func:`scores`, a sentence costs
-    :math:`L K d` multiplications. Or the scores are read off the products :math:`V_\ell = W U_\ell^T` (`L` matrices of
-    shape `(n_w, K)`, the matrix :math:`W^T\hat U` of appendix G): these cost :math:`L n_w K d` multiplications
-    whatever the number of sentences, after which a sentence adds up `L` rows. Either way sentences pass
-    block by block, and the softmax outputs are kept for the gradients, which are sums over the same rows. Memory is
-    kept from call to call, so that one set serves one thread at a time.
+    There are two ways to the scores, and the cheaper is taken. Computed directly, as in :func:`scores`, a sentence
+    costs :math:`L K d` multiplications. Alternatively, the scores are read off the products :math:`V_\ell = W U_\ell^T`
+    (`L` matrices of shape `(n_w, K)`, the matrix :math:`W^T\hat U` of appendix G): these cost :math:`L n_w K d`
+    multiplications whatever the number of sentences, after which a sentence adds up `L` rows. Either way, sentences are
+    processed in blocks, and the softmax outputs are kept for the gradients, which are sums over the same rows. Memory
+    is kept from call to call, so one set serves one thread at a time.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class SentenceSet:
     """
 
     def __init__(self, x: Tensor, n_w: int):
-        if x.min() < 0 or x.max() >= n_w:  # a row of another position's matrix otherwise
+        if x.min() < 0 or x.max() >= n_w:  # these would read a row of another position's matrix
             raise ValueError(f"x has words {int(x.min())} to {int(x.max())}; they are 0..n_w - 1 = {n_w - 1}")
         self.x, self.n_w = x, n_w
         self.rows = x + n_w * torch.arange(x.shape[1], device=x.device)
@@ -183,7 +183,7 @@ class SentenceSet:
 
 
 class _MeanCrossEntropy(torch.autograd.Function):
-    """Value and gradients of the mean cross-entropy of a :class:`SentenceSet`, both computed on the way forward."""
+    """Value and gradients of the mean cross-entropy of a :class:`SentenceSet`, both computed in the forward pass."""
 
     @staticmethod
     def forward(ctx, W, U, plan, y):
@@ -250,7 +250,7 @@ def full_batch_risk(
 def weight_decay(W: Tensor, U: Tensor, lam: float, normalize: bool = False) -> Tensor:
     r"""The decay of equation 2, :math:`\frac\lambda2(\|U\|_F^2 + \|W\|_F^2)`, or of equation 3, which leaves out `W`.
 
-    The latter, for `h*`, with `normalize`. `W: (n_w, d)`, `U: (K, L, d)`; a scalar tensor.
+    The latter, for `h*`, applies with `normalize`. `W: (n_w, d)`, `U: (K, L, d)`; a scalar tensor.
 
     >>> W, U = torch.ones(2, 2), torch.ones(1, 2, 2)
     >>> weight_decay(W, U, lam=1.0).item()
@@ -277,10 +277,10 @@ def accuracy(W: Tensor, U: Tensor, x: Tensor, y: Tensor, normalize: bool = False
 
 
 def initial_weights(n_w: int, K: int, L: int, d: int, seed: int, scale: float) -> tuple[Tensor, Tensor]:
-    r"""PyTorch's default start of an embedding and of a linear layer, both times `scale`.
+    r"""PyTorch's default initial weights of an embedding and of a linear layer, both multiplied by `scale`.
 
     :math:`W \sim N(0, 1)`, `(n_w, d)`, and :math:`U \sim` uniform on :math:`\pm 1/\sqrt{Ld}`, `(K, L, d)`, drawn on the
-    CPU, so that a seed gives the same start on every device. The paper does not say how its runs start; its authors'
+    CPU, so a seed gives the same start on every device. The paper does not say how its runs start; its authors'
     published notebooks use `scale` = 1/1000.
 
     >>> W, U = initial_weights(n_w=6, K=2, L=3, d=4, seed=0, scale=1e-3)

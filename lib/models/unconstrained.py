@@ -1,7 +1,7 @@
 r"""Unconstrained features models: the features are free variables (Tirer & Bruna, equations 3-5, 14, 23, 24).
 
 As in the paper, features are columns, `H: (..., d, N)`, and weights act from the left; `Ws = [W_1, ..., W_L]` lists
-them from the features to the scores. Leading dimensions are runs. :mod:`lib.metrics` wants rows: pass it `H.mT`.
+them from the features to the scores. Leading dimensions are runs. :mod:`lib.metrics` expects rows: pass it `H.mT`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def labels(K: int, n: int, device: torch.device | str | None = None) -> Tensor:
 
 
 def one_hot(y: Tensor, K: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    r"""The targets `(K, N)` whose column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in order.
+    r"""The targets `(K, N)` whose column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in class order.
 
     >>> one_hot(torch.tensor([0, 1, 1]), K=2).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
@@ -95,7 +95,7 @@ def objective(
         Classes `(N,)` in `0..K-1`.
     lam_w, lam_h, lam_b
         Weight decays: of the weights (one number, or one per layer from the first to the last), features and bias.
-        Without `lam_h`, `lam_w` is that of all factors: one number, or one each for :math:`H, W_1, \dots, W_L`.
+        Without `lam_h`, `lam_w` holds those of all factors: one number, or one each for :math:`H, W_1, \dots, W_L`.
     relu
         A ReLU after every layer but the last.
     loss
@@ -109,10 +109,10 @@ def objective(
     Raises
     ------
     ValueError
-        For shapes that do not fit, labels outside `0..K-1` or no integers, a class without samples, fewer than two
+        For shapes that do not fit, labels outside `0..K-1` or not integers, a class without samples, fewer than two
         classes, weight decays that are not positive (`lam_b` may be 0), an unknown loss. Values of `H`, `Ws` and `b`
-        are not looked at: nan in one run makes the objective of that run nan. Leading dimensions that are not those of
-        the same runs are PyTorch's RuntimeError.
+        are not checked: nan in one run makes the objective of that run nan. Leading dimensions that are not those of
+        the same runs raise PyTorch's RuntimeError.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def check(
     b: Tensor | None = None,
     lam_b: float = 0.0,
 ) -> list[float]:
-    r"""The weight decays of :math:`H, W_1, \dots, W_L`, once everything is found to be what :func:`objective` asks for.
+    r"""The weight decays of :math:`H, W_1, \dots, W_L`, after a check that all is as :func:`objective` requires.
 
     Arguments and shapes are those of :func:`objective`, and so is the ValueError that names what does not fit.
 
@@ -196,8 +196,8 @@ def layer_peeled(
         + \lambda_W \|W\|_F^2 + \frac{\lambda_H}K \|H\|_F^2 + \lambda_b \|b\|^2, \qquad H \ge 0,
 
     with :math:`\ell_\alpha(z, n) = -\sum_m y_{nm}^{(\alpha)} \log \mathrm{softmax}(z)_m` and
-    :math:`y_n^{(\alpha)} = (1 - \alpha) e_n + \frac\alpha N 1_N`. As printed there is no factor 1/2 in the decays, here
-    N is the number of classes and K that of samples per class.
+    :math:`y_n^{(\alpha)} = (1 - \alpha) e_n + \frac\alpha N 1_N`. As printed, the decays have no factor 1/2; here N is
+    the number of classes and K that of samples per class.
 
     Parameters
     ----------
@@ -218,8 +218,8 @@ def layer_peeled(
     Raises
     ------
     ValueError
-        As :func:`objective`; for `alpha` outside [0, 1) and classes of different sizes. Negative features are not
-        looked for: the constraint is the minimiser's affair.
+        As for :func:`objective`; also for `alpha` outside [0, 1) and classes of different sizes. Negative features are
+        not detected: the constraint is left to the minimiser.
 
     Examples
     --------
@@ -240,7 +240,7 @@ def layer_peeled(
 
 
 def check_balanced(y: Tensor, N: int) -> None:
-    """ValueError unless each of the N classes has as many labels in `y: (samples,)` as any other.
+    """ValueError unless all N classes have equally many labels in `y: (samples,)`.
 
     >>> check_balanced(torch.tensor([0, 0, 1]), N=2)
     Traceback (most recent call last):

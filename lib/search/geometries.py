@@ -1,8 +1,8 @@
 r"""The geometries of the book side by side: what a classifier reads, as matrices of unit size, and what they cost.
 
 A :class:`Shape` is a set of class means up to one scale. :func:`stack` makes it the last level of a model with any
-number of layers, so that one shape can be tried in every model, and :func:`linear_price` is what its scores would cost
-in a linear one. Class means are columns here, `(d, K)`, as in :mod:`lib.models.unconstrained`.
+number of layers, so that one shape can be tried in every model, and :func:`linear_price` gives what its scores would
+cost in a linear model. Class means are columns here, `(d, K)`, as in :mod:`lib.models.unconstrained`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lib.theory import low_rank
 
 
 class Shape(NamedTuple):
-    r"""Class means that a classifier reads, :math:`\sigma(RM)`, or :math:`RM` where that is what is meant.
+    r"""Class means that a classifier reads: :math:`\sigma(RM)` if `rectified`, otherwise :math:`RM`.
 
     hidden
         M, `(t, K)`: the class means of the levels below the last, where a model has them.
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
     @property
     def nonnegative(self) -> bool:
-        """Whether levels behind a ReLU, or a constraint, can hold it."""
+        """Whether levels behind a ReLU, or constrained to be non-negative, can hold the shape."""
         return bool((self.means >= 0).all() and (self.hidden >= 0).all())
 
 
@@ -118,7 +118,7 @@ def edges(r: int) -> Shape:
 
 
 def centred_edges(r: int) -> Shape:
-    r"""The same edges seen from their mean: rank r - 1, cosines of two values only.
+    r"""The same edges with their mean subtracted: rank r - 1, only two values of the cosines.
 
     .. math::
         \cos = \frac{r-4}{2(r-2)} \text{ for edges that share a vertex}, \qquad -\frac2{r-2} \text{ for others.}
@@ -151,15 +151,15 @@ def pentagons(K: int) -> Shape:
 def stack(shape: Shape, L: int, relu: bool, lengths: Tensor | None = None) -> list[Tensor]:
     r"""Features and all weights but the classifier, :math:`[H_1, W_1, \dots, W_{L-1}]`, whose last level is the shape.
 
-    Every factor can still be scaled. Without ReLUs the factors are balanced, the cheapest with this product; with them
-    the levels in between hold `shape.hidden`, as in the book's solutions.
+    Every factor can still be scaled. Without ReLUs the factors are balanced, which is cheapest for this product; with
+    ReLUs the levels in between hold `shape.hidden`, as in the book's solutions.
 
     Parameters
     ----------
     L
-        Layers of weights, the classifier counted.
+        Layers of weights, including the classifier.
     relu
-        Whether ReLUs stand between them.
+        Whether ReLUs act between them.
     lengths
         `(n,)`: n samples per class, at these multiples of the class mean. One sample by default.
 
@@ -171,7 +171,7 @@ def stack(shape: Shape, L: int, relu: bool, lengths: Tensor | None = None) -> li
     Raises
     ------
     ValueError
-        For L < 1, lengths that are not positive, and, with `relu` and L > 1, a shape that no ReLU lets through.
+        For L < 1, lengths that are not positive, and, with `relu` and L > 1, a shape with negative entries.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def stack(shape: Shape, L: int, relu: bool, lengths: Tensor | None = None) -> li
 
 
 def linear_price(Z: Tensor, decays: Sequence[float]) -> float:
-    r"""The least weight decay that scores `Z: (K, N)` cost as a product of as many matrices as there are decays.
+    r"""The least weight decay for scores `Z: (K, N)` written as a product of as many matrices as there are decays.
 
     .. math:: \frac F2\,(\lambda_1 \cdots \lambda_F)^{1/F} \sum_k \sigma_k(Z)^{2/F}
 
@@ -237,7 +237,7 @@ def matching(means: Tensor, others: Tensor, tolerance: float = 0.02) -> list[int
 
 
 def difference(means: Tensor, others: Tensor) -> float:
-    """How far two sets of class means `(d, K)` are from being one up to scale, rotation and the order of classes.
+    """How far two sets of class means `(d, K)` are from equality up to scale, rotation and the order of classes.
 
     The largest difference between entries of their Gram matrices, each over its mean diagonal entry, in the order of
     :func:`matching`; infinite if no order fits.

@@ -33,10 +33,10 @@ def multistart(
 ) -> Minima:
     r"""Minimise `risk` from random normal starts with L-BFGS in float64, over all parameters or above lower bounds.
 
-    The starts do not interact: what is minimised is the sum of their risks, whose critical points are those of each
-    of them. One evaluation serves them all.
+    The starts do not interact: the sum of their risks is minimised, which is critical where each of them is. One
+    evaluation serves all starts.
 
-    Source: Byrd, Lu, Nocedal & Zhu (1995), as SciPy has it, for the search with bounds.
+    Source: Byrd, Lu, Nocedal & Zhu (1995), as implemented in SciPy, for the search with bounds.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def multistart(
     Raises
     ------
     ValueError
-        If `starts` is not positive, or `lower` has not one entry per parameter.
+        If `starts` is not positive, or `lower` does not have one entry per parameter.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """L-BFGS for many small problems at once: every row of a matrix is a problem, and has its own line search.
 
 The starts of :mod:`lib.search.many_starts` share one step length, which is cheapest where the objective is smooth. With
-ReLUs every start meets its kinks at other steps, and a step that one of them has to shorten would hold up all others:
-neither SciPy nor PyTorch has an L-BFGS whose problems step apart.
+ReLUs the starts meet their kinks at different steps, and a start that has to shorten its step would hold up all others:
+neither SciPy nor PyTorch has an L-BFGS with separate steps for its problems.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# A line search ends after so many trials; where it has found nothing lower, the row has not moved.
+# A line search ends after this many trials; a row for which it has found nothing lower does not move.
 _TRIALS = 25
 # Sufficient decrease and curvature of the weak Wolfe conditions.
 _DECREASE, _CURVATURE = 1e-4, 0.9
-# Differences of values below this share of them are rounding, and count as none.
+# Differences of values below this share of the values are rounding, and count as zero.
 _ROUNDING = 4e-16
 
 
@@ -31,7 +31,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def split(x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The parameters of these shapes, each with the leading dimension of `x: (rows, P)`; undoes :func:`join`.
+    """The parameters with the given shapes, each with the leading dimension of `x: (rows, P)`; undoes :func:`join`.
 
     >>> [tuple(part.shape) for part in split(torch.ones(2, 17), [(3, 4), (5,)])]
     [(2, 3, 4), (2, 5)]
@@ -61,7 +61,7 @@ def lbfgs_rows(
     data
         Tensors with one entry per row, which go to `function` with their rows.
     iterations
-        Steps of each row, of one evaluation or a few.
+        Steps of each row; each takes one evaluation or a few.
     memory
         Pairs kept for the inverse Hessian.
 
@@ -130,9 +130,9 @@ def _direction(g: Tensor, S: Tensor, Y: Tensor, rho: Tensor, gamma: Tensor, orde
 def _line_search(function, x, f, g, data, p, slope, t):
     """The lowest trials x + t p with enough decrease, their values and gradients; x itself where there is none.
 
-    A bracket per row: its lower end has enough decrease and too steep a slope, its upper end has not enough decrease.
-    It is doubled until it has an upper end, and then halved. Bisection needs no smoothness, interpolation would. The
-    first trial takes all rows, as most are content with it; later ones take only those that are not.
+    A bracket per row: its lower end has enough decrease and too steep a slope, its upper end has too little decrease.
+    The step is doubled until there is an upper end; then the bracket is halved. Bisection needs no smoothness;
+    interpolation would. The first trial takes all rows, as it suffices for most; later ones take only the others.
     """
     new_x = torch.addcmul(x, p, t[:, None])
     new_f, new_g = function(new_x, *data)

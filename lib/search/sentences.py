@@ -53,9 +53,10 @@ def lbfgs(
     parameters
         Tensors of any shapes, changed in place.
     tolerance
-        On the gradient norm.
+        Bound on the gradient norm.
     max_evaluations
-        Of loss and gradient; the round of at most 25 under way is finished, and the end point evaluated.
+        Limit on evaluations of loss and gradient; the current round of at most 25 is finished, and the end point
+        evaluated.
     scale_invariant
         Positions in `parameters`.
 
@@ -140,9 +141,9 @@ def fit_sentences(
     r"""The minimiser of the empirical risk (equation 2; 3 with `normalize`) by full-batch L-BFGS from a random start.
 
     For `h*` only the directions of the embeddings matter, but their lengths set how fast the directions turn. The
-    curvature of the risk along a word's direction grows with how often the word occurs and falls with the square of
-    its length, so lengths start proportional to the root of the counts: rare words then turn as fast as frequent ones.
-    They start small, for embeddings that turn before the linear layer has fitted them as they are end at lower risk.
+    curvature of the risk along a word's direction grows with how often the word occurs and falls with the square of its
+    length, so lengths start proportional to the root of the counts: rare words then turn as fast as frequent ones. They
+    start small, because embeddings that turn before the linear layer has fitted them as they are end at lower risk.
 
     Parameters
     ----------

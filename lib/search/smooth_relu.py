@@ -1,4 +1,4 @@
-r"""The deep unconstrained features model with a smooth ReLU (Súkeník et al., Definition 7, Theorem 8), and its search.
+r"""The deep unconstrained features model with a smooth ReLU (Súkeník et al., Definition 7, Theorem 8), and its minima.
 
 As in :mod:`lib.theory.low_rank`, `lam` is the sequence :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`,
 and the N = K n columns of the features are organised by class. Leading dimensions are runs.
@@ -37,7 +37,7 @@ def smooth_relu(z: Tensor, eps: float) -> Tensor:
 def slope(z: Tensor, eps: float) -> Tensor:
     r"""The derivative of :func:`smooth_relu`, :math:`s(4 - 3s)` at :math:`s = z/\epsilon` in (0, 1).
 
-    For `z` of any shape, entry by entry; that of the ReLU at zero is 0.
+    Entry by entry, for `z` of any shape; for the ReLU, the derivative at zero is 0.
 
     >>> slope(torch.tensor([-1.0, 0.25, 0.5, 2.0]), eps=0.5).tolist()
     [0.0, 1.25, 1.0, 1.0]
@@ -71,20 +71,20 @@ def value_and_gradient(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     r"""The objective of the deep model with any smoothing of its ReLUs, its gradient, and the slopes of the ReLUs.
 
-    With a ReLU it is :func:`lib.models.unconstrained.objective`. The gradient is written out: on matrices this small
-    automatic differentiation takes most of the time.
+    With a ReLU it is :func:`lib.models.unconstrained.objective`. The gradient is written out: on matrices this small,
+    automatic differentiation would take most of the time.
 
     Parameters
     ----------
     factors
-        :math:`H_1, W_1, \dots, W_L`: `(runs, d_1, N)`, then `(runs, d_(l+1), d_l)`, the last with K rows. With loss
-        "exact" without :math:`W_L`.
+        :math:`H_1, W_1, \dots, W_L`: `(runs, d_1, N)`, then `(runs, d_(l+1), d_l)`, the last with K rows. Loss "exact"
+        takes no :math:`W_L`.
     Y
-        One-hot targets `(K, N)`; "exact" does not look at them.
+        One-hot targets `(K, N)`; "exact" ignores them.
     lam, ratios
-        The weight decay of each run, `(runs,)`, and that of each factor relative to it; one for all by default.
+        The weight decay of each run, `(runs,)`, and that of each factor relative to it, 1 by default.
     relu
-        `relu(i, z)`: value and derivative, in the shape of z, of what stands for the ReLU number i, counted from 0.
+        `relu(i, z)`: value and derivative, in the shape of z, of the replacement for ReLU number i, counted from 0.
     loss
         "mse"; "ce"; or "exact", the limit of the squared loss for weak decay: the least decay of an exact fit,
         :math:`\frac\lambda2(\sum\|\cdot\|_F^2 + \operatorname{tr}(H_L^\top H_L)^{-1})`.
@@ -129,7 +129,7 @@ def value_and_gradient(
 
 
 def _fit(Z: Tensor, Y: Tensor, loss: str) -> tuple[Tensor, Tensor]:
-    """The first term of the objective at the scores Z, and its derivative by them."""
+    """The first term of the objective at the scores Z, and its derivative with respect to them."""
     N = Z.shape[-1]
     if loss == "mse":
         rest = Z - Y
@@ -150,8 +150,8 @@ def minimise(
     r"""Where L-BFGS ends from many starts, in float64: values of (1) `(runs,)`, features and weights.
 
     Each run has its own steps (:func:`lib.search.rows.lbfgs_rows`), so that a kink that stops one does not stop the
-    others. Kinks stop a quasi-Newton method early; `schedule` therefore lists values of eps, each of which continues
-    from the ends of the one before. The values are those of the last.
+    others. Kinks stop a quasi-Newton method early; `schedule` therefore lists values of eps, for each of which L-BFGS
+    continues from where it ended with the one before. The returned values are those with the last eps.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def minimise(
         `(N,)`, plus or minus 1. With it the starts have one column of features per class, `(runs, d_1, K)`, and each of
         the n samples of a class is that column times its sign.
     iterations
-        Of L-BFGS, for each value of eps.
+        Iterations of L-BFGS for each value of eps.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Trials of closed forms by searches: random problems, ends that are sharp enough to compare, how far off they are."""
+"""Trials of closed forms by searches: random problems, minima that are sharp enough to compare, relative errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lib.search.rows import join, split
 def random_problem(
     rng: np.random.Generator, c: float, factors: int, most: int = 5
 ) -> tuple[int, int, int, list[float]]:
-    r"""Sizes and weight decays of an unconstrained features model whose decays have a given strength together.
+    r"""Sizes and weight decays of an unconstrained features model whose decays have a given joint strength.
 
     The strength of `factors` decays is :math:`c = K (n \lambda_1 \cdots \lambda_L)^{1/L}`, which decides where the
     minimum of the squared loss lies; it is shared out at random. ValueError unless it is positive.
@@ -44,10 +44,10 @@ def random_problem(
 def sharpened(risk: Callable[..., Tensor], found: Minima, steps: int = 4) -> tuple[list[Tensor], float]:
     """The parameters of the lowest end of a search and their risk, after Newton steps.
 
-    An end of L-BFGS has the value of the minimum to rounding, and its place to about the root of that. The
-    pseudo-inverse of the Hessian leaves alone what moves the parameters for free, like a rotation of the features.
+    L-BFGS ends with the value of the minimum to rounding, but its position only to about the square root of that. The
+    pseudo-inverse of the Hessian ignores moves of the parameters that cost nothing, like a rotation of the features.
 
-    `risk(*parameters)` is what :func:`lib.search.many_starts.multistart` has searched.
+    `risk(*parameters)` is what :func:`lib.search.many_starts.multistart` has minimised.
 
     >>> from lib.search.many_starts import multistart
     >>> risk = lambda x, y: ((x * y).sum() - 2).square()  # x and y turn, and share their lengths, for free

@@ -46,8 +46,8 @@ def dual_certificate(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | Non
 def risk_gradient_spectrum(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor | None = None) -> Tensor:
     r"""The singular values of :math:`\nabla f(W^\top \hat U)`, `(n_w,)` float64, largest first.
 
-    At a global minimiser over all widths, other than zero, the largest is :math:`\lambda`, and the rank of the
-    minimiser is at most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
+    At a nonzero global minimiser over all widths, the largest is :math:`\lambda`, and the rank of the minimiser is at
+    most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
 
     >>> from lib.data.sentences import sentence_task
     >>> x, y, p = sentence_task(n_c=2, n_w=4, L=2).enumerate()
@@ -68,17 +68,17 @@ def _spectrum(gradient: Tensor) -> Tensor:
 
 @torch.no_grad()
 def optimality_gap(W: Tensor, U: Tensor, x: Tensor, y: Tensor, lam: float, p: Tensor | None = None) -> float:
-    r"""How far the risk of `h` at `(W, U)` can be above its global minimum over all widths at most.
+    r"""An upper bound on how far the risk of `h` at `(W, U)` lies above its global minimum over all widths.
 
-    With :math:`s = \|\nabla f\|_{op}` and the softmax outputs pulled towards the labels, :math:`q'_x = e_y +
+    With :math:`s = \|\nabla f\|_{op}` and the softmax outputs pulled towards the labels as :math:`q'_x = e_y +
     \min(1, \lambda/s)\,(q_x - e_y)`,
 
     .. math:: \min \mathcal R \;\ge\; \mathbb E_x\, \mathrm{entropy}(q'_x),
 
-    the Fenchel dual of :math:`f(D) + \lambda\|D\|_*` at a feasible point. No assumption on `(W, U)`; at a minimiser
-    over all widths the gap is 0. Ours.
+    which is the Fenchel dual of :math:`f(D) + \lambda\|D\|_*` at a feasible point. This assumes nothing about `(W, U)`;
+    at a minimiser over all widths the gap is 0. The bound is ours.
 
-    Raises ValueError if `lam` is not positive. Arguments as :func:`dual_certificate`.
+    Raises ValueError if `lam` is not positive. Arguments as for :func:`dual_certificate`.
 
     >>> from lib.data.sentences import sentence_task
     >>> from lib.theory.feature_collapse import equiangular, type1, type1_weights

@@ -1,7 +1,7 @@
-r"""Closed forms of *Extended Unconstrained Features Model* (Tirer & Bruna), and where the paper has none, ours.
+r"""Closed forms from *Extended Unconstrained Features Model* (Tirer & Bruna) and, where the paper has none, our own.
 
-All of them rest on one fact. Among all factorisations of a matrix :math:`Z` of scores, the cheapest weight decay is a
-function of its singular values, so that a minimiser only has to choose those.
+All of them rest on one fact. The least weight decay over all factorisations of a score matrix :math:`Z` is a function
+of its singular values, so only the singular values remain to be chosen.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lib import checks
 
-#: No global minimiser of the two-layer model is zero if and only if :func:`two_layer`'s `c` lies below this.
+#: Zero is not a global minimiser of the two-layer model if and only if :func:`two_layer`'s `c` lies below this.
 TWO_LAYER_THRESHOLD = 2 ** (-4 / 3)
-#: Up to here its quartic has positive roots, see :func:`larger_root`.
+#: The model's quartic has positive roots for `c` up to this value, see :func:`larger_root`.
 LAST_ROOT = 0.75 * 4 ** (-1 / 3)
 
 
@@ -32,7 +32,7 @@ class OneLayer(NamedTuple):
     gram
         The Gram matrix of the means is `gram[0]` :math:`(I - \frac1K 11^T)` + `gram[1]` :math:`\frac1K 11^T`.
     bias
-        Every entry of :math:`b` (0 without one).
+        Every entry of :math:`b` (0 without a bias).
     objective
         The minimum.
     """
@@ -48,8 +48,8 @@ class OneLayer(NamedTuple):
 def bias_free(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
     r"""Theorem 3.1: the minimum of (5), an orthogonal frame with :math:`\rho = (1-c)_+\sqrt{\lambda_W/(n\lambda_H)}`.
 
-    `K` classes of `n` samples in at least K dimensions. The minimum is :math:`c - c^2/2` for :math:`c \le 1` and
-    :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, and weight decays that are
+    The `K` classes have `n` samples each in at least K dimensions. The minimum is :math:`c - c^2/2` for :math:`c \le 1`
+    and :math:`\frac12` beyond (Lemma A.1). ValueError for fewer than two classes, no samples, or a weight decay that is
     not positive.
 
     >>> found = bias_free(K=2, n=1, lam_w=0.1, lam_h=0.1)
@@ -66,7 +66,7 @@ def free_bias(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
 
     :math:`\rho = (1-c)_+\frac{K-1}K\sqrt{\lambda_W/(n\lambda_H)}`, the bias is :math:`\frac1K 1_K`, and the minimum
     :math:`\frac{K-1}K(c - c^2/2)` for :math:`c \le 1` and :math:`\frac{K-1}{2K}` beyond (Lemma B.1). Arguments and
-    errors as :func:`bias_free`, but K - 1 dimensions are enough.
+    errors as for :func:`bias_free`, but K - 1 dimensions are enough.
 
     >>> found = free_bias(K=4, n=1, lam_w=0.05, lam_h=0.05)
     >>> round(found.c, 4), round(found.rho, 4), found.bias
@@ -78,12 +78,12 @@ def free_bias(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
 def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -> OneLayer:
     r"""The minimum of (3) for any :math:`0 < \lambda_b < \infty`, which the paper leaves open (derived in this book).
 
-    The bias serves the direction :math:`1_K` alone. With :math:`\mu = \lambda_b/(1+\lambda_b)` the scores at the
-    minimum are :math:`(1-c)_+(I - \frac1K 11^T) + (1 - c/\mu)_+\frac1K 11^T` from the features and
+    The bias acts along :math:`1_K` only. With :math:`\mu = \lambda_b/(1+\lambda_b)` the scores at the minimum are
+    :math:`(1-c)_+(I - \frac1K 11^T) + (1 - c/\mu)_+\frac1K 11^T` from the features plus
     :math:`b = \frac{1 - (1-c/\mu)_+}{K(1+\lambda_b)}1_K`. The frame is a simplex while :math:`\mu \le c`, that is,
-    :math:`\lambda_b \le c/(1-c)`, and lies strictly between a simplex and an orthogonal frame beyond.
+    :math:`\lambda_b \le c/(1-c)`, and beyond that lies strictly between a simplex and an orthogonal frame.
 
-    Arguments and errors as :func:`bias_free`; `lam_b` positive.
+    Arguments and errors as for :func:`bias_free`; `lam_b` must be positive.
 
     >>> found = [regularised_bias(4, 1, 0.05, 0.05, lam_b) for lam_b in (1e-9, 0.1, 1, 1e9)]
     >>> [round(minimum.objective, 4) for minimum in found]
@@ -98,12 +98,12 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -
 
 
 def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:
-    """The minimum where a share `mu` of the squared error along 1_K is left once the bias has done its part."""
+    """The minimum when the best bias leaves a share `mu` of the squared error along 1_K."""
     _check(K, n, lam_w=lam_w, lam_h=lam_h)
     c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
     frame = max(1 - c, 0.0)
     centre = max(1 - c / mu, 0.0) if mu > 0 else 0.0
-    # singular value z of the scores costs (1 - z)^2 / 2K + c z / K, K - 1 times, and mu (1 - z)^2 / 2K + c z / K once
+    # a singular value z costs (1 - z)^2 / 2K + c z / K (K - 1 of them) or mu (1 - z)^2 / 2K + c z / K (along 1_K)
     along, across = mu * (1 - centre) ** 2 / 2 + c * centre, (1 - frame) ** 2 / 2 + c * frame
     return OneLayer(
         c=c,
@@ -142,15 +142,15 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> Tw
 
     With :math:`c = K(n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1})^{1/3}` a singular value :math:`x^3` of the scores costs
     :math:`\frac1K\big(\frac12(1 - x^3)^2 + \frac32 c\,x^2\big)` once weight decay is spread evenly over the factors.
-    Stationary points are zero and the roots of :math:`x^4 - x + c = 0`, the paper's quartic in other units. Of its two
-    positive roots the larger is the local minimum, and it beats zero if and only if :math:`x^3 > \frac12`, that is,
+    The stationary points are zero and the roots of :math:`x^4 - x + c = 0`, the paper's quartic in other units. Of its
+    two positive roots the larger is the local minimum, and it beats zero if and only if :math:`x^3 > \frac12`, that is,
     :math:`c < 2^{-4/3}`, or :math:`16\,K^3 n\lambda_{W_2}\lambda_{W_1}\lambda_{H_1} < 1`. The three terms of weight
     decay are equal, :math:`\lambda_{W_2}\sigma_{W_2}^2 = \lambda_{W_1}\sigma_{W_1}^2 = n\lambda_{H_1}\sigma_{H_1}^2`.
 
-    `K` classes of `n` samples, dimension at least K. At the threshold itself zero is returned; there every matrix of
-    scores with singular values 0 and :math:`\frac12` on an orthogonal projection is a minimiser.
+    The `K` classes have `n` samples each in dimension at least K. At the threshold itself the function returns zero;
+    there every score matrix that is :math:`\frac12` times an orthogonal projection is a minimiser.
 
-    Source: the quartic and the structure, Appendix C; root and condition are ours. ValueError as :func:`bias_free`.
+    Source: Appendix C for the quartic and the structure; root and condition are ours. ValueError as :func:`bias_free`.
 
     >>> found = two_layer(K=2, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1)
     >>> round(found.c, 4), round(found.score, 4), round(found.objective, 4)
@@ -179,7 +179,7 @@ def larger_root(c: float) -> float:
     if not 0 < c <= LAST_ROOT:
         raise ValueError(f"c = {c}: the quartic has positive roots for 0 < c <= {LAST_ROOT:.6f}")
     x = 1.0
-    for _ in range(200):  # Newton from the right of a convex function's largest root descends to it
+    for _ in range(200):  # right of its largest root, Newton's iterates for a convex function descend to it
         smaller = x - (x**4 - x + c) / (4 * x**3 - 1) if 4 * x**3 > 1 else x
         if smaller >= x:
             break
@@ -190,8 +190,9 @@ def larger_root(c: float) -> float:
 def noisy_classifier_factor(K: int, lam_w: float, lam_h: float, sigma: float) -> float:
     r"""Theorem 5.1: noise shrinks the classifier by :math:`1/(1 + \sigma_e^2 K\sqrt{\tilde\lambda_H/\lambda_W})`.
 
-    `lam_h` is :math:`\tilde\lambda_H = n\lambda_H`, `sigma` the standard deviation of the noise on each entry of the
-    optimal features, which must not be zero: ValueError unless :math:`K\sqrt{\tilde\lambda_H\lambda_W} < 1`.
+    `lam_h` is :math:`\tilde\lambda_H = n\lambda_H`, and `sigma` the standard deviation of the noise on each entry of
+    the optimal features. These features must not be zero: ValueError unless
+    :math:`K\sqrt{\tilde\lambda_H\lambda_W} < 1`.
 
     >>> found = noisy_classifier_factor(K=2, lam_w=0.1, lam_h=0.1, sigma=0.5)
     >>> round(found, 4)  # 1 / (1 + 0.25 * 2)
@@ -217,7 +218,7 @@ def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
 
 
 def _check(K: int, n: int, **lams: float) -> None:
-    """ValueError unless there are two classes, samples and positive decays."""
+    """ValueError unless there are at least two classes, one sample and positive decays."""
     checks.integers(2, K=K)
     checks.positive_integers(n=n)
     checks.positive(**lams)

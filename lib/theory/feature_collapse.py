@@ -27,7 +27,7 @@ _RTOL = 4 * np.finfo(float).eps  # the tightest relative tolerance brentq accept
 
 
 def type1(n_c: int, n_w: int, L: int, K: int, lam: float) -> tuple[float, float, float]:
-    r"""Constants of the type-I collapse of `h`, uniform words: for :math:`K = n_c^L` it minimises the risk.
+    r"""Constants of the type-I collapse of `h` for uniform words, which minimises the risk if :math:`K = n_c^L`.
 
     .. math::
         \tau = \arg\min_{t \ge 0} H(t), \qquad c = \sqrt{\tau/n_w}, \qquad c' = \sqrt{\tau/(KL)}
@@ -61,12 +61,12 @@ def type1(n_c: int, n_w: int, L: int, K: int, lam: float) -> tuple[float, float,
 
 
 def type2(n_c: int, L: int, K: int, d: int, lam: float) -> tuple[float, float]:
-    r"""Constants of the type-II collapse of `h*`, any frequencies: for :math:`K = n_c^L` it minimises the risk.
+    r"""Constants of the type-II collapse of `h*` for any frequencies, which minimises the risk if :math:`K = n_c^L`.
 
     .. math:: \tau = \arg\min_{t \ge 0} H^*(t), \qquad c = \tau/\sqrt{KL}
 
-    with :math:`H^*` as in :func:`type2_risk`. Unlike type I it is never trivial: :math:`\tau > 0` for every weight
-    decay.
+    with :math:`H^*` as in :func:`type2_risk`. Unlike type-I collapse, it is never trivial: :math:`\tau > 0` for every
+    weight decay.
 
     Source: Theorem 3.
 
@@ -78,7 +78,7 @@ def type2(n_c: int, L: int, K: int, d: int, lam: float) -> tuple[float, float]:
     Raises
     ------
     ValueError
-        As :func:`type1`, and if `d < n_c`: there is no mean-zero equiangular frame then.
+        As for :func:`type1`, and if `d < n_c`, where no mean-zero equiangular frame exists.
 
     Examples
     --------
@@ -100,9 +100,9 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
         \frac{\lambda}{L} \frac{r_\beta}{c} \Big(n_c - 1 + e^{\frac{n_c}{n_c-1} c r_\beta}\Big) = \mu_\beta, \qquad
         \sum_\beta \Big(\frac{r_\beta}{c}\Big)^2 = L n_c^{L-1}
 
-    For given :math:`c` the first equation has one root :math:`\rho_\beta = r_\beta/c` for each word, decreasing in
-    :math:`c`, so that the second is a monotone equation in :math:`c`. Both are solved in logarithms, which keeps
-    :math:`n_c^L` far beyond 1e300 harmless.
+    For given :math:`c` the first equation has one root :math:`\rho_\beta = r_\beta/c` for each word. It decreases in
+    :math:`c`, so the second equation is monotone in :math:`c`. Both are solved in logarithms, so :math:`n_c^L` far
+    beyond 1e300 does no harm.
 
     Source: Theorem 2, equations (7) to (9); Proposition D.
 
@@ -114,13 +114,13 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
     Returns
     -------
     (c, r)
-        :math:`\|\mathbf u_{k,\ell}\| = c` and, `(s_c,)`, :math:`\|\mathbf w_{(\alpha,\beta)}\| = r_\beta`.
+        :math:`\|\mathbf u_{k,\ell}\| = c` and :math:`\|\mathbf w_{(\alpha,\beta)}\| = r_\beta`, `(s_c,)`.
 
     Raises
     ------
     ValueError
-        For bad frequencies or sizes, and if `lam` is not below :func:`type3_threshold`: only the zero solution is
-        left then.
+        For bad frequencies or sizes, and if `lam` is not below :func:`type3_threshold`, where only the zero solution is
+        left.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
     log_scale = np.log(mu) + log(L) - log(lam)
 
     def log_rho(log_y: float) -> np.ndarray:
-        """Newton from the right, where a convex increasing function is approached monotonically; y = c**2."""
+        """Newton's method from the right, monotone for an increasing convex function; y = c**2."""
         x = log_scale - log(n_c)
         offset = log(slope) + log_y
         for _ in range(500):
@@ -167,8 +167,8 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
 def type3_threshold(mu: ArrayLike, n_c: int, L: int) -> float:
     r"""The weight decay below which (7)-(8) has a solution, :math:`\sqrt{L \sum_\beta \mu_\beta^2 / n_c^{L+1}}`.
 
-    It is also the operator norm of the gradient at zero. `mu`: `(s_c,)`, positive, summing to 1; otherwise, and for
-    `n_c < 2` or `L < 1`, ValueError. Source: condition (9).
+    It is also the operator norm of the gradient at zero. `mu`: `(s_c,)`, positive, summing to 1; ValueError otherwise,
+    and for `n_c < 2` or `L < 1`. Source: condition (9).
 
     >>> threshold = type3_threshold([0.5, 0.5], n_c=2, L=2)
     >>> round(threshold**2, 6)  # 2 * 0.5 / 2^3
@@ -194,9 +194,9 @@ def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tup
         \big(1 + (n_c-1) e^{-\frac{n_c}{n_c-1} c r_{\beta_\ell}}\big)\Big) + \frac\lambda2 \Big(n_c \sum_\beta
         r_\beta^2 + K L c^2\Big).
 
-    It is exact at :math:`K = n_c^L` and is the :math:`H` of Theorem 1 at equal frequencies. The expectation is a
+    It is exact at :math:`K = n_c^L` and equals the :math:`H` of Theorem 1 at equal frequencies. The expectation is a
     sum over characteristic functions (see `_expected_log`), so the result is deterministic and exact to rounding;
-    L-BFGS and Newton steps minimise.
+    L-BFGS and Newton steps minimise the risk.
 
     Returns
     -------
@@ -249,7 +249,7 @@ def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tup
 
 
 def type1_risk(t: float, n_c: int, n_w: int, L: int, K: int, lam: float) -> float:
-    r"""The printed `H`: for :math:`K = n_c^L` the risk of type-I configurations with :math:`n_w c^2 = KL c'^2 = t`.
+    r"""The paper's `H`: for :math:`K = n_c^L` the risk of type-I configurations with :math:`n_w c^2 = KL c'^2 = t`.
 
     .. math::
         H(t) = \log\Big(1 - \frac{K}{n_c^L} + \frac{K}{n_c^L}\big(1 + (n_c-1)e^{-\eta t}\big)^L\Big) + \lambda t,
@@ -268,7 +268,7 @@ def type1_risk(t: float, n_c: int, n_w: int, L: int, K: int, lam: float) -> floa
 
 
 def type2_risk(t: float, n_c: int, L: int, K: int, d: int, lam: float) -> float:
-    r"""The printed `H*`: for :math:`K = n_c^L` the risk of type-II configurations with :math:`KL c^2 = t^2`.
+    r"""The paper's `H*`: for :math:`K = n_c^L` the risk of type-II configurations with :math:`KL c^2 = t^2`.
 
     .. math::
         H^*(t) = \log\Big(1 - \frac{K}{n_c^L} + \frac{K}{n_c^L}\big(1 + (n_c-1)e^{-\eta^* t}\big)^L\Big)
@@ -291,12 +291,12 @@ def type2_risk(t: float, n_c: int, L: int, K: int, d: int, lam: float) -> float:
 
 
 def equiangular(n_c: int, d: int, mean_zero: bool = False, seed: int = 0) -> Tensor:
-    r"""A randomly turned equiangular frame :math:`\mathbf f_1, \dots, \mathbf f_{n_c}`, as rows `(n_c, d)`.
+    r"""A randomly oriented equiangular frame :math:`\mathbf f_1, \dots, \mathbf f_{n_c}`, as rows `(n_c, d)`.
 
     .. math:: \sum_\alpha \mathbf f_\alpha = 0, \qquad \|\mathbf f_\alpha\| = 1,
         \qquad \langle \mathbf f_\alpha, \mathbf f_{\alpha'} \rangle = -1/(n_c-1) \;\; (\alpha \ne \alpha')
 
-    With `mean_zero` also :math:`\langle \mathbf f_\alpha, \mathbf 1_d \rangle = 0`, which LayerNorm asks for.
+    With `mean_zero` also :math:`\langle \mathbf f_\alpha, \mathbf 1_d \rangle = 0`, as LayerNorm requires.
 
     Raises ValueError if `d < n_c - 1`, or `d < n_c` with `mean_zero`: no such frame exists. Source: equation (4).
 
@@ -311,7 +311,7 @@ def equiangular(n_c: int, d: int, mean_zero: bool = False, seed: int = 0) -> Ten
     if mean_zero:
         basis -= basis.mean(0)
     basis = np.linalg.qr(basis)[0]  # (d, n_c - 1), orthonormal columns
-    if mean_zero:  # orthogonal to 1, once more: columns that were nearly dependent round a lot
+    if mean_zero:  # made orthogonal to 1 again: nearly dependent columns lose digits
         basis = np.linalg.qr(basis - basis.mean(0))[0]
     corners = np.c_[np.ones(n_c), rng.standard_normal((n_c, n_c - 1))]
     simplex = np.linalg.qr(corners)[0][:, 1:]  # rows: a regular simplex
@@ -341,7 +341,7 @@ def type2_weights(latents: Tensor, s_c: int, frame: Tensor, c: float) -> tuple[T
     .. math:: \varphi(\mathbf w_{(\alpha,\beta)}) = \sqrt d\,\mathbf f_\alpha,
         \qquad \mathbf u_{k,\ell} = c\,\mathbf f_{z_{k,\ell}}
 
-    `frame` is mean-zero. Of all embeddings with these features the ones with :math:`\varphi(\mathbf w) = \mathbf w`
+    `frame` is mean-zero. Among all embeddings with these features, those with :math:`\varphi(\mathbf w) = \mathbf w`
     are returned. Shapes as :func:`type1_weights`. Source: Definition 2.
 
     >>> latents, frame = torch.tensor([[0, 1], [2, 1]]), equiangular(n_c=3, d=4, mean_zero=True)
@@ -374,10 +374,10 @@ def type3_weights(latents: Tensor, frame: Tensor, c: float, r: Tensor) -> tuple[
 def collapse_deviation(V: Tensor, U: Tensor, latents: Tensor, c: float, r: Tensor) -> float:
     r"""How far word features and linear weights are from a type-III configuration with the constants `c` and `r`.
 
-    The largest entry, in absolute value, of :math:`\mathbf v_{(\alpha,\beta)}/r_\beta - \mathbf f_\alpha`, of
+    It is the largest entry, in absolute value, of :math:`\mathbf v_{(\alpha,\beta)}/r_\beta - \mathbf f_\alpha`, of
     :math:`\mathbf u_{k,\ell}/c - \mathbf f_{z_{k,\ell}}`, and of the difference between the Gram matrix of the
     :math:`\mathbf f_\alpha` and that of an equiangular frame, where :math:`\mathbf f_\alpha = \sum_\beta r_\beta
-    \mathbf v_{(\alpha,\beta)} / \sum_\beta r_\beta^2`. For `c = 0` the largest entry of the weights.
+    \mathbf v_{(\alpha,\beta)} / \sum_\beta r_\beta^2`. For `c = 0` it is the largest absolute entry of the weights.
 
     Type I is the case of equal `r`; for type II pass :math:`\varphi(W)` and :math:`r_\beta = \sqrt d`. Shapes as
     :func:`type3_weights`.
@@ -419,7 +419,7 @@ def _log_mixture(s: float, n_c: int, L: int, K: int) -> float:
 
 
 def _increasing_root(function) -> float:
-    """The root on [0, oo) of an increasing function that is positive in the end; 0 if it is so from the start."""
+    """The root on [0, oo) of an increasing function that is eventually positive; 0 if it is not negative at 0."""
     if function(0.0) >= 0:
         return 0.0
     high = 1.0
@@ -433,10 +433,10 @@ def _expected_log(s: np.ndarray, mu: np.ndarray, n_c: int, L: int, K: int) -> tu
 
     :math:`S = s_{\beta_1} + \dots + s_{\beta_L}` with independent words of frequencies `mu`.
 
-    The logarithm is :math:`\log(1-\kappa) + u/2 + \log 2\cosh(u/2)` at :math:`u = S - S_0`. The last term has the
-    second derivative :math:`\frac14\operatorname{sech}^2(u/2)`, whose Fourier transform
-    :math:`\pi\omega/\sinh\pi\omega` decays so fast that a few hundred frequencies of a periodic continuation
-    (period far beyond the range of S) are exact to rounding.
+    The logarithm is :math:`\log(1-\kappa) + u/2 + \log 2\cosh(u/2)` at :math:`u = S - S_0`. The second derivative of
+    the last term is :math:`\frac14\operatorname{sech}^2(u/2)`, whose Fourier transform :math:`\pi\omega/\sinh\pi\omega`
+    decays so fast that a few hundred frequencies of a periodic continuation (period far beyond the range of S) are
+    exact to rounding.
     """
     if n_c**L == K:
         return L * float(mu @ s), L * mu
@@ -455,7 +455,7 @@ def _expected_log(s: np.ndarray, mu: np.ndarray, n_c: int, L: int, K: int) -> tu
 
 
 def _newton(gradient, x: np.ndarray, steps: int = 3) -> np.ndarray:
-    """A few Newton steps with a Hessian of central differences, kept only while the gradient shrinks."""
+    """A few Newton steps with a central-difference Hessian, kept only while the gradient shrinks."""
     residual = gradient(x)
     for _ in range(steps):
         size = 1e-5 * max(1e-3, np.abs(x).max())

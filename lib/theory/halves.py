@@ -1,15 +1,16 @@
-r"""Solutions of low rank, of which the halves beat collapse from 15 classes on wherever that beats zero, and how much
-anything can (derived in this book).
+r"""Low-rank solutions, among them the halves, which beat collapse from 15 classes on wherever collapse beats zero, and
+how far any solution can beat it (derived in this book).
 
 Classes are sets A of k among r points. The hidden levels before the last hold the incidence matrix T of points and
-sets, `(r, K)`. A unit of the last one has a sign for every point, :math:`\epsilon_i = \pm1`, and before its ReLU stands
+sets, `(r, K)`. A unit of the last level has a sign for every point, :math:`\epsilon_i = \pm1`, and its
+pre-activations are
 
 .. math::
     (BT)_{\epsilon A} = \sum_{i\in A}\Big(\frac{\epsilon_i}2 + \frac{2-k}{2k}\Big) = 1 - \#\{i \in A: \epsilon_i = -1\},
 
-so that it fires, with 1, for the sets all of whose points have a plus. *The halves* are the pairs, k = 2, with as many
-signs plus as minus. Each is a family of solutions as :mod:`lib.theory.low_rank` has them, with one scale to choose. The
-proofs stand on the page *Halves*.
+so it fires, with value 1, exactly for the sets whose points all have a plus. *The halves* use pairs, k = 2, and as many
+plus as minus signs. Each choice gives a family of solutions as in :mod:`lib.theory.low_rank`, with one scale to choose.
+The proofs are on the page *Halves*.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ def half_signs(r: int) -> Tensor:
 
 
 def array_signs(m: int) -> Tensor:
-    r"""An orthogonal array of strength four, `(4^m, 2^m - 1)`: any four columns show their 16 signs equally often.
+    r"""An orthogonal array of strength four, `(4^m, 2^m - 1)`: any four columns show the 16 sign vectors equally often.
 
-    A row for each pair (a, b) of elements of the field with :math:`2^m` elements: the parities of
+    The row of a pair (a, b) of elements of the field with :math:`2^m` elements holds the parities of
     :math:`\langle a, x\rangle + \langle b, x^3\rangle` at all :math:`x \ne 0`. The columns :math:`(x, x^3)` are those
-    of a parity check of the BCH code of distance five, so that any four are independent. ValueError unless m is 3 to 6.
+    of a parity-check matrix of the BCH code of distance five, so any four are independent. ValueError unless m is 3 to
+    6.
 
     >>> signs = array_signs(3)
     >>> products = [signs[:, list(c)].prod(1).sum().item() for k in (1, 2, 3, 4) for c in combinations(range(7), k)]
@@ -65,7 +67,7 @@ def array_signs(m: int) -> Tensor:
 
 
 def rows(signs: Tensor, k: int = 2) -> Tensor:
-    """B for sets of k points: the entry of a point is half its sign, plus (2 - k) / 2k.
+    """B for sets of k points: each entry is half the sign of its point, plus (2 - k) / 2k.
 
     >>> rows(torch.tensor([[1.0, -1.0, 1.0]])).tolist()
     [[0.5, -0.5, 0.5]]
@@ -74,12 +76,12 @@ def rows(signs: Tensor, k: int = 2) -> Tensor:
 
 
 def price(T: Tensor, B: Tensor, L: int) -> float:
-    r""":math:`V`: as the decay tends to zero, the loss does like :math:`\frac{L+1}2(V\Lambda)^{1/(L+1)}`.
+    r"""The price :math:`V`: as the decay tends to zero, so does the loss, like :math:`\frac{L+1}2(V\Lambda)^{1/(L+1)}`.
 
     .. math:: V = C\operatorname{tr}(\sigma(BT)^\top\sigma(BT))^{-1},\qquad C = \|T\|_*^2\,r^{L-3}\,\|B\|_F^2,
 
-    or :math:`C = \|BT\|_*^2` for L = 2. Collapse has :math:`K^{L+1}`. ValueError for L < 2, and unless the ReLU leaves
-    as many directions as classes.
+    or :math:`C = \|BT\|_*^2` for L = 2. For collapse, V is :math:`K^{L+1}`. ValueError for L < 2, or if the ReLU leaves
+    fewer directions than classes.
 
     >>> T = low_rank.incidence(combinations(range(6), 2))
     >>> round(price(T, rows(half_signs(6)), L=2), 6), 15**3
@@ -89,11 +91,11 @@ def price(T: Tensor, B: Tensor, L: int) -> float:
 
 
 def solution(T: Tensor, B: Tensor, L: int, lam: Decays, n: int, K: int | None = None) -> Solution:
-    r"""A family as matrices, at the scales that minimise the objective, and a frame of the classes that T has not.
+    r"""A family as matrices at the scales that minimise the objective, with a frame for the classes missing from T.
 
-    `T: (r, sets)`, not negative, `B: (units, r)`; `K` classes, by default as many as sets. Widths are r, and one unit
-    per row of B in the last level. Otherwise as :func:`lib.theory.low_rank.srg_solution`, and ValueError as
-    :func:`price` and for K < sets.
+    `T: (r, sets)` is non-negative, `B: (units, r)`; `K` defaults to the number of sets. Widths are r, except one unit
+    per row of B in the last level. Otherwise as :func:`lib.theory.low_rank.srg_solution`; ValueError also as for
+    :func:`price`, and for K < sets.
 
     >>> T, B = low_rank.incidence(combinations(range(6), 2)), rows(half_signs(6))
     >>> H1, Ws = solution(T, B, L=2, lam=0.01, n=1)
@@ -119,7 +121,7 @@ def loss(K: int, L: int, lam: Decays, n: int) -> float:
 
     with :math:`C = 4(r-1)^2` for L = 2, and
     :math:`C = \big(\sqrt{2(r-1)} + (r-1)\sqrt{r-2}\big)^2\,r^{L-3}\,\frac{4(r-1)}{r-2}` for more layers; further
-    classes keep a frame of their own. `K >= 6`, `L >= 2`, otherwise ValueError as
+    classes have a separate frame. `K >= 6`, `L >= 2`, otherwise ValueError as
     :func:`lib.theory.low_rank.general_srg_loss`.
 
     >>> lam = 0.001
@@ -151,7 +153,7 @@ def points(K: int) -> int:
 
 
 def bound_factor(K: int, L: int, k: int) -> float:
-    r""":math:`c_kr^{L-1}`, with which the least objective is at most :math:`\varphi_L(c_kr^{L-1}K^2\Lambda)`.
+    r"""The factor :math:`c_kr^{L-1}`: the least objective is at most :math:`\varphi_L(c_kr^{L-1}K^2\Lambda)`.
 
     .. math:: c_k = 4^{k-1}(k^2-3k+4) \text{ for } L = 2, \qquad c_k = 4^k\,\frac{k^2-2k+2}{2k} \text{ for } L \ge 3,
 
@@ -171,7 +173,7 @@ def bound_factor(K: int, L: int, k: int) -> float:
 def least(L: int, x: float) -> float:
     r""":math:`\varphi_L(x) = \min_{u\ge0}\frac12\frac1{1+u^L} + \frac L2x^{1/L}u`, for positive x.
 
-    It is the loss of collapse at :math:`x = K^{L+1}\Lambda`, it is 1/2 from :math:`x = (L-1)^{L-1}/L^{2L}` on, and the
+    It is the loss of collapse at :math:`x = K^{L+1}\Lambda` and is 1/2 from :math:`x = (L-1)^{L-1}/L^{2L}` on; the
     least objective over all widths is at least :math:`\varphi_L(K^2\Lambda)`.
 
     >>> abs(least(3, 15**4 * 0.001**4) - low_rank.dnc_loss(15, 3, 0.001, 1)) < 1e-14
@@ -182,7 +184,7 @@ def least(L: int, x: float) -> float:
 
 
 def _family(T: Tensor, B: Tensor, L: int) -> Family:
-    """Eigenvalues and cost of any T and B, in numbers."""
+    """Eigenvalues and cost of any T and B, computed numerically."""
     checks.integers(2, L=L)
     top = (B @ T).clamp(min=0)
     eigenvalues = torch.linalg.eigvalsh(top.T @ top).numpy()
@@ -195,7 +197,7 @@ def _family(T: Tensor, B: Tensor, L: int) -> Family:
 
 
 def _halves(r: int, L: int) -> Family:
-    """In the scale in which the middle eigenvalue, binom(r, r/2) r (r - 2) / (16 (r - 1)), is 1."""
+    """The family of the halves, scaled so that the middle eigenvalue, binom(r, r/2) r (r - 2) / (16 (r - 1)), is 1."""
     checks.integers(2, L=L)
     eigenvalues, multiplicities = np.array([(r - 2) / 2, 1, 1 / (r - 3)]), np.array([1, r - 1, r * (r - 3) // 2])
     if L == 2:

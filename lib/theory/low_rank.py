@@ -4,22 +4,22 @@ The model is (1), :func:`lib.models.unconstrained.objective` with `relu`: L laye
 K classes of n samples, and one weight decay per factor. Everywhere `lam` is one number or the sequence
 :math:`(\lambda_{H_1}, \lambda_{W_1}, \dots, \lambda_{W_L})`, from the features to the scores. Both kinds of solutions
 have collapsed classes, and non-negative class means :math:`M_l = A_l T` in the layers :math:`2 \le l < L`, where the
-rows of T are fixed and :math:`A_l^\top A_l = \alpha_l I`; before the last ReLU stand the rows of P = B T.
+rows of T are fixed and :math:`A_l^\top A_l = \alpha_l I`; the last ReLU acts on the rows of P = B T.
 
 * Deep neural collapse: T = B = I (Definition 10).
 * The graph solution, for K = r(r-1)/2: T is the incidence matrix of the complete graph on r vertices (Definition 9),
   and P has one unit row per edge e: -1 at e, +1 at the edges that share no vertex with e, 0 elsewhere.
 
-Whatever the family, balancing the factors leaves one number :math:`u \ge 0`, with
-:math:`\alpha_L = K\lambda_{W_L}u^L`,
+For every family, balancing the factors leaves one number :math:`u \ge 0`, with :math:`\alpha_L = K\lambda_{W_L}u^L`,
+and the objective
 
 .. math::
     \frac1{2K}\sum_i \frac1{1 + m_i u^L} + \frac L2\,(C K \Lambda)^{1/L}\, u,
     \qquad \Lambda = n\lambda_{H_1}\lambda_{W_1}\cdots\lambda_{W_L},
 
-where :math:`m_i` are the eigenvalues of :math:`\sigma(P)^\top\sigma(P)` and
-:math:`C = \|T\|_*^2\, t^{L-3}\, \|B\|_F^2` with t the number of rows of T (:math:`\|P\|_*^2` for L = 2). The largest of
-the :math:`m_i` is not the printed one (Lemma 16); the chapter on the graph solution shows the difference.
+where :math:`m_i` are the eigenvalues of :math:`\sigma(P)^\top\sigma(P)` and :math:`C = \|T\|_*^2\, t^{L-3}\, \|B\|_F^2`
+with t the number of rows of T (:math:`\|P\|_*^2` for L = 2). The largest of the :math:`m_i` differs from the one
+printed in Lemma 16; the chapter on the graph solution shows the difference.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def triangular_graph(r: int) -> nx.Graph:
 
 
 def incidence(edges: Iterable[Sequence[int]], d: int | None = None) -> Tensor:
-    """1 where a vertex lies on an edge, else 0: rows are vertices, columns edges of any number of vertices.
+    """1 where a vertex lies on an edge, else 0: rows are vertices, columns are edges of any number of vertices.
 
-    With `d` rows, the last of them zero or left out; by default as many as there are vertices.
+    If `d` is given, zero rows are added or the last rows left out to make `d` of them.
 
     >>> incidence([(0, 1), (1, 2), (2,)], d=4).tolist()
     [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
@@ -84,7 +84,7 @@ def incidence(edges: Iterable[Sequence[int]], d: int | None = None) -> Tensor:
 def unit_incidence(r: int) -> Tensor:
     r""":math:`T_r` of Definition 3, `(r, r(r-1)/2)`: :math:`1/\sqrt{r-1}` where a vertex lies on an edge, else 0.
 
-    Edges in lexicographic order. All rows have norm 1. ValueError for r < 4.
+    Edges are in lexicographic order. All rows have norm 1. ValueError for r < 4.
 
     >>> T = unit_incidence(4)
     >>> tuple(T.shape), T.norm(dim=1).round(decimals=6).tolist()
@@ -106,10 +106,10 @@ def _last_rows(r: int) -> Tensor:
 
 
 class Family(NamedTuple):
-    r"""Solutions with one scale to choose, by what decides their loss.
+    r"""A family of solutions with one scale to choose, given by what decides their loss.
 
-    Eigenvalues :math:`m_i` of the last Gram matrix at :math:`\alpha_L = 1`, how often each occurs (in all as often as
-    there are classes), and :math:`\log C`.
+    Eigenvalues :math:`m_i` of the last Gram matrix at :math:`\alpha_L = 1`, how often each occurs (in total the number
+    of classes), and :math:`\log C`.
     """
 
     eigenvalues: np.ndarray
@@ -140,7 +140,7 @@ def _minimum(family: Family, K: int, L: int, lam: list[float], n: int) -> tuple[
 
     A local minimum is a root at which h(u) = sum_i w_i m_i u^(L-1) / (1 + m_i u^L)^2 falls through c. Every term rises
     up to its hump and falls after it, so a root of this kind lies right of the leftmost hump, and left of 1/(L c),
-    where the decay alone costs 1/2. In v = log u; each sign change on a mesh brackets one root.
+    where the decay alone costs 1/2. The search is in v = log u; each sign change on a mesh brackets one root.
     """
     w, log_m = family.multiplicities / K, np.log(family.eigenvalues)
     log_c = (family.log_cost + math.log(K) + math.log(n) + sum(map(math.log, lam))) / L
@@ -168,10 +168,10 @@ def _minimum(family: Family, K: int, L: int, lam: list[float], n: int) -> tuple[
 
 
 def loss_of(family: Family, K: int, L: int, lam: Decays, n: int) -> float:
-    r"""The least loss of a family in a problem with K classes, beside a frame of the classes that it has not.
+    r"""The least loss of a family in a problem with K classes, with a frame for the classes that it lacks.
 
-    Each part has its own best scale. At most 1/2, the loss of the zero solution. `L >= 1`, `n >= 1`, positive `lam`,
-    one number or L + 1 of them; otherwise ValueError.
+    Each part has its own best scale. The sum is at most 1/2, the loss of the zero solution. `L >= 1`, `n >= 1`,
+    positive `lam`, one number or L + 1 of them; otherwise ValueError.
     """
     lam, rest = _problem(L, lam, n), K - int(family.multiplicities.sum())
     parts = [family, _frame_family(rest, L)] if rest else [family]
@@ -185,13 +185,13 @@ def srg_loss(r: int, L: int, lam: Decays, n: int) -> float:
     .. math::
         \min_{u \ge 0}\ \frac1{2K}\sum_i \frac{k_i}{1 + m_i u^L} + \frac L2\,(CK\Lambda)^{1/L}\,u
 
-    with :math:`s^2 = \binom{r-2}2 + 1` and, for :math:`m_i` with multiplicities :math:`k_i`,
+    with :math:`s^2 = \binom{r-2}2 + 1` and :math:`m_i`, with multiplicities :math:`k_i` in brackets, equal to
     :math:`\binom{r-2}2^2/s^2` (1), :math:`(r-3)^2/s^2` (r - 1), :math:`1/s^2` (r(r-3)/2);
     :math:`C = (\sqrt2 + \sqrt{(r-1)(r-2)})^2\, r^{L-3}\, \frac{r^2(r-1)^2}{8s^2}` for :math:`L \ge 3`.
 
-    `r >= 4`, `L >= 2`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. At most 1/2, the
-    loss of the zero solution. Source: the proof of Theorem 5, with the first eigenvalue of Lemma 16 put right; L = 2
-    is this book's.
+    `r >= 4`, `L >= 2`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. The loss is at most
+    1/2, that of the zero solution. Source: the proof of Theorem 5, with the first eigenvalue of Lemma 16 corrected; the
+    case L = 2 is this book's.
 
     >>> srg_loss(r=6, L=4, lam=0.001, n=1) < dnc_loss(K=15, L=4, lam=0.001, n=1)
     True
@@ -203,11 +203,12 @@ def srg_loss(r: int, L: int, lam: Decays, n: int) -> float:
 
 
 def dnc_loss(K: int, L: int, lam: Decays, n: int) -> float:
-    r"""The loss of deep neural collapse at the best scale, (10)/2:
+    r"""The loss of deep neural collapse at the best scale, half of (10):
 
     .. math:: \min_{u \ge 0}\ \frac12\,\frac1{1 + u^L} + \frac L2\,(K^{L+1}\Lambda)^{1/L}\,u .
 
-    `K >= 2`, `L >= 1`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. At most 1/2.
+    `K >= 2`, `L >= 1`, `n >= 1`, positive `lam`, one number or L + 1 of them; otherwise ValueError. The loss is at most
+    1/2.
 
     >>> round(dnc_loss(K=4, L=1, lam=0.05, n=1), 4)  # c - c^2 / 2 with c = 0.2
     0.18
@@ -221,14 +222,14 @@ def dnc_loss(K: int, L: int, lam: Decays, n: int) -> float:
 def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1) -> float:
     r"""The loss of the graph solution for any :math:`K \ge 6`, by either construction of Definition 11.
 
-    1. The losses of a graph solution for the largest :math:`\binom r2 \le K` and of deep neural collapse for the other
-       classes add up, each at its best scale *in the problem with K classes*.
-    2. The graph solution for the smallest :math:`\binom r2 \ge K` at its own best scale, of which
-       :math:`\binom r2 - K` classes are left out, with their columns of :math:`H_1` and rows of :math:`W_L`. All
-       columns fit equally well; here the classes are edges at one vertex.
+    1. The sum of the losses of a graph solution for the largest :math:`\binom r2 \le K` and of deep neural collapse for
+       the other classes, each at its best scale *in the problem with K classes*.
+    2. The graph solution for the smallest :math:`\binom r2 \ge K` at its own best scale, without :math:`\binom r2 - K`
+       of its classes, their columns of :math:`H_1` and their rows of :math:`W_L`. All columns fit equally well; the
+       classes left out here are edges at one vertex.
 
-    Both are :func:`srg_loss` for a triangular number K. ValueError for K < 6, L < 2, n < 1, another `construction`, and
-    decays that are not positive.
+    Both equal :func:`srg_loss` for a triangular number K. ValueError for K < 6, L < 2, n < 1, another `construction`,
+    and decays that are not positive.
 
     >>> general_srg_loss(15, L=4, lam=0.001, n=1) == srg_loss(6, L=4, lam=0.001, n=1)
     True
@@ -258,7 +259,7 @@ def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1)
 def dnc_threshold(K: int, L: int) -> float:
     r"""The :math:`\Lambda` from which on deep neural collapse is zero, :math:`(L-1)^{L-1} L^{-2L} K^{-(L+1)}`.
 
-    The *strength* of decays is their :math:`\Lambda` over this one. ValueError unless K >= 2 and L >= 1.
+    The *strength* of decays is their :math:`\Lambda` divided by this threshold. ValueError unless K >= 2 and L >= 1.
 
     >>> dnc_threshold(K=2, L=2)  # 16 K^3 Lambda = 1
     0.0078125
@@ -269,7 +270,7 @@ def dnc_threshold(K: int, L: int) -> float:
 
 
 def even_decay(K: int, L: int, strength: float) -> float:
-    """One decay for all factors, of a strength (:func:`dnc_threshold`), for one sample of each class.
+    """One decay for all factors, of given strength (:func:`dnc_threshold`), for one sample per class.
 
     >>> dnc_loss(5, 3, even_decay(5, 3, 0.9), 1) < 0.5, dnc_loss(5, 3, even_decay(5, 3, 1.1), 1)
     (True, 0.5)
@@ -298,7 +299,7 @@ def decay_at(K: int, L: int, level: float = 0.2) -> float:
 
 
 def random_decays(rng: np.random.Generator, K: int, L: int, n: int, strength: float) -> list[float]:
-    """L + 1 unequal decays of a strength, log-uniform within a factor of :math:`e^3` of each other, drawn from `rng`.
+    """L + 1 unequal decays of given strength, log-uniform within a factor of :math:`e^3` of each other, from `rng`.
 
     >>> lam = random_decays(np.random.default_rng(0), K=3, L=2, n=4, strength=0.5)
     >>> round(4 * math.prod(lam) / dnc_threshold(3, 2), 12)
@@ -314,7 +315,7 @@ def random_decays(rng: np.random.Generator, K: int, L: int, n: int, strength: fl
 def solution_of(
     family: Family, T: Tensor, B: Tensor, K: int, L: int, lam: Decays, n: int, d: Widths = None
 ) -> Solution:
-    """A family as matrices, at the scale of :func:`loss_of`, beside a frame of the classes that it has not.
+    """A family as matrices, at the scale of :func:`loss_of`, with a frame for the classes that it lacks.
 
     T has a column for each of its classes, B a row for each unit behind the last ReLU. Otherwise as
     :func:`srg_solution`.
@@ -338,14 +339,14 @@ def srg_solution(r: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solut
     lam
         One number, or :math:`\lambda_{H_1}` followed by :math:`\lambda_{W_1}, \dots, \lambda_{W_L}`.
     d
-        Widths :math:`d_1, \dots, d_L`, one number or one per layer of features. By default, and at least, r, and
+        Widths :math:`d_1, \dots, d_L`, one number or one per layer of features. The default and minimum are r, and
         r(r-1)/2 in the last. Larger widths hold further multiples of the rows in turn.
 
     Returns
     -------
     H1, Ws
         `(d_1, K n)`, columns organised by class, and :math:`W_1, \dots, W_L`, `(d_(l+1), d_l)` and `(K, d_L)`, float64.
-        All zero where no graph solution is better than that.
+        All zero where no graph solution beats zero.
 
     Raises
     ------
@@ -381,7 +382,7 @@ def dnc_solution(K: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solut
 
 
 def general_srg_solution(K: int, L: int, lam: Decays, n: int, construction: int = 1) -> Solution:
-    """Definition 11 for any K >= 6 as matrices; what the constructions do is said at :func:`general_srg_loss`.
+    """Definition 11 for any K >= 6 as matrices; :func:`general_srg_loss` describes the constructions.
 
     Widths are the smallest: at most K in construction 1; construction 2 needs as many units in the last layer as the
     larger graph has classes. Otherwise as :func:`srg_solution`.
@@ -433,7 +434,7 @@ def _matrices(family: Family, T: Tensor, B: Tensor, K: int, L: int, lam: list[fl
 
 
 def _spread(t: int, d: int) -> Tensor:
-    """A `(d, t)` with orthonormal columns whose rows are multiples of standard basis vectors."""
+    """A `(d, t)` matrix with orthonormal columns whose rows are multiples of standard basis vectors."""
     rows = torch.nn.functional.one_hot(torch.arange(d) % t, t).to(torch.float64)
     return rows / rows.sum(0).sqrt()
 
@@ -449,7 +450,7 @@ def _factors(C: Tensor, lam_m: float, lam_w: float, d: int) -> tuple[Tensor, Ten
     return M, W
 
 
-# At the door ----------------------------------------------------------------------------------------------------------
+# Argument checks ------------------------------------------------------------------------------------------------------
 
 
 def _problem(L: int, lam: Decays, n: int) -> list[float]:

@@ -149,10 +149,10 @@ class Law(NamedTuple):
     r"""The law of :math:`z` in :math:`\mu_r = \mathrm{law}(rz)`: mean 0, :math:`E\|z\|^2 = 1`, :math:`\|z\| \le A`.
 
     nodes, weights
-        Quadrature of the law of :math:`\xi = \langle z, h_2 - h_1\rangle/D`, which is all that the risk sees of it
-        beside :math:`E\|z\|^2`, along the last axis. `weights` sum to 1.
+        Quadrature, along the last axis, of the law of :math:`\xi = \langle z, h_2 - h_1\rangle/D`; the risk depends on
+        the law only through this and :math:`E\|z\|^2`. `weights` sum to 1.
     A
-        The constant of Assumption 4.2 (2). An array makes a law for each problem.
+        The constant of Assumption 4.2 (2). An array gives one law for each problem.
     """
 
     nodes: Array
@@ -161,9 +161,9 @@ class Law(NamedTuple):
 
 
 def sphere(M: int, points: int = 64) -> Law:
-    r"""Uniform on the unit sphere of R^M, A = 1; :math:`\xi` has density :math:`\propto (1 - x^2)^{(M-3)/2}`.
+    r"""The uniform law on the unit sphere of R^M, A = 1; :math:`\xi` has density :math:`\propto (1 - x^2)^{(M-3)/2}`.
 
-    By a quadrature of `points` nodes. ValueError for M < 2.
+    It is given by a quadrature with `points` nodes. ValueError for M < 2.
 
     >>> law = sphere(M=5)
     >>> # the variance of a coordinate, 1/M
@@ -175,9 +175,9 @@ def sphere(M: int, points: int = 64) -> Law:
 
 
 def ball(M: int, points: int = 64) -> Law:
-    r"""Uniform on a ball of R^M with :math:`E\|z\|^2 = 1`, so that :math:`A = \sqrt{(M+2)/M}` is its radius.
+    r"""The uniform law on a ball of R^M with :math:`E\|z\|^2 = 1`, so that :math:`A = \sqrt{(M+2)/M}` is its radius.
 
-    By a quadrature of `points` nodes. ValueError for M < 2.
+    It is given by a quadrature with `points` nodes. ValueError for M < 2.
 
     >>> law = ball(M=5)
     >>> round(float((law.weights * law.nodes**2).sum()), 6), round(law.A**2, 6)
@@ -193,7 +193,7 @@ def _round(power: float, radius: float, points: int) -> Law:
 
 
 def two_point(cosine: float = 1.0) -> Law:
-    r"""Two points :math:`\pm z` with :math:`\|z\| = 1` at an angle of this cosine to :math:`h_2 - h_1`; A = 1.
+    r"""Two points :math:`\pm z` with :math:`\|z\| = 1` at an angle with the given cosine to :math:`h_2 - h_1`; A = 1.
 
     >>> law = two_point()
     >>> law.nodes.tolist(), law.weights.tolist()
@@ -203,7 +203,7 @@ def two_point(cosine: float = 1.0) -> Law:
 
 
 def three_point(A: ArrayLike, cosine: float = 1.0) -> Law:
-    r"""Points :math:`\pm Az` of mass :math:`1/(2A^2)` each, :math:`\|z\| = 1`, and 0 otherwise; A >= 1.
+    r"""Points :math:`\pm Az` of mass :math:`1/(2A^2)` each, :math:`\|z\| = 1`, and 0 with the rest of the mass; A >= 1.
 
     ValueError when A < 1, which no law with :math:`E\|z\|^2 = 1` allows, or the cosine is outside [-1, 1]. An array
     `A: (...)` gives nodes and weights `(..., 3)`.
@@ -220,7 +220,7 @@ def three_point(A: ArrayLike, cosine: float = 1.0) -> Law:
 
 
 def skewed(A: ArrayLike) -> Law:
-    r"""The point A of mass :math:`1/(1 + A^2)` towards the other class, and :math:`-1/A` otherwise; A >= 1.
+    r"""The point A with mass :math:`1/(1 + A^2)`, towards the other class, and :math:`-1/A` with the rest; A >= 1.
 
     ValueError as :func:`three_point`; `A: (...)` gives nodes and weights `(..., 2)`.
 
@@ -265,7 +265,7 @@ def clean_risk(problem: Model, law: Law, r: ArrayLike) -> Array:
 def corrupted_features(problem: Model, r: ArrayLike) -> tuple[Array, Array]:
     r"""Coordinates (a, b) of the minimiser :math:`u_1(r) = a h_1 + b h_2` of :math:`(\mathcal P_{u_1})`.
 
-    The problem is convex. For the multiplier of the constraint, stationarity in :math:`a, b \ge 0` leaves one scalar
+    The problem is convex. Given the multiplier of the constraint, stationarity in :math:`a, b \ge 0` leaves one scalar
     equation; the multiplier is found by bisection on the distance to :math:`h_2`. :math:`u_2(r)` is the mirror image.
     `r` broadcasts against the problem. ValueError when `r` is negative.
 
@@ -307,10 +307,10 @@ def corrupted_risk(problem: Model, r: ArrayLike) -> Array:
 def optimal_dilation(problem: Model, law: Law) -> Array:
     r""":math:`r_*`, the minimiser over r of :math:`F(r) + \eta G(U(r), r)`, in the shape of the problem.
 
-    For a scaled law the problem is jointly convex in (U, r), and strictly in r, so that :math:`r_*` is where the
-    derivative changes its sign. It does so where the multiplier that would balance :math:`F'(r)` pulls :math:`u_1` to a
-    distance from :math:`h_2` that equals the one allowed at r: one bisection, to 2^-52 of `r_max`. The multiplier loses
-    its digits as the margin `s` grows: the error is 1e-13 of `r_max` at 45, and from 70 on the result is of no use.
+    For a scaled law the problem is jointly convex in (U, r), and strictly in r, so :math:`r_*` is where the derivative
+    changes sign. That is where the multiplier that would balance :math:`F'(r)` pulls :math:`u_1` to exactly the
+    distance from :math:`h_2` that is allowed at r; one bisection finds this r to 2^-52 of `r_max`. The multiplier loses
+    digits as the margin `s` grows: the error is 1e-13 of `r_max` at s = 45, and from 70 on the result is useless.
 
     >>> smooth = [model(0.01, 0.01, alpha, 0.1, 1.0) for alpha in (0.0, 0.1)]
     >>> r = [float(optimal_dilation(problem, sphere(4))) for problem in smooth]
@@ -371,9 +371,8 @@ class Constants(NamedTuple):
 def constants(problem: Model, A: ArrayLike) -> Constants:
     r"""The constants of Lemmas C.3 to C.6.
 
-    :math:`c = C_{MD}/D`, :math:`C = 2\sqrt2\,C_{MD}/D`,
-    :math:`C_1 = (\frac12\sigma'(s)\|w_2 - w_1\|^2 + 2\lambda)c^2`,
-    :math:`C_2 = A^2(\frac12\sigma'(s)\|w_2 - w_1\|^2 + \lambda)` and :math:`C' = \sqrt2 AD/C_{MD}` are printed.
+    :math:`c = C_{MD}/D`, :math:`C = 2\sqrt2\,C_{MD}/D`, :math:`C_1 = (\frac12\sigma'(s)\|w_2 - w_1\|^2 + 2\lambda)c^2`,
+    :math:`C_2 = A^2(\frac12\sigma'(s)\|w_2 - w_1\|^2 + \lambda)` and :math:`C' = \sqrt2 AD/C_{MD}` are as printed.
     `C2_corrected` is ours: :math:`F(r) - F(0) \le (\text{alignment}\cdot\tanh\frac s2 + 2\lambda)\,r^2` for all r and
     every centred law with :math:`E\|v\|^2 = r^2`.
 

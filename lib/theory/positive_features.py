@@ -1,19 +1,19 @@
-r"""The layer-peeled model with non-negative features (Nguyen et al., Section 3, Appendix B), with the right constants.
+r"""The layer-peeled model with non-negative features (Nguyen et al., Section 3, Appendix B), with corrected constants.
 
-N classes of K samples, features :math:`h_n^{(k)} \ge 0` in M dimensions, a classifier with rows :math:`w_n`, and the
-objective :func:`lib.models.unconstrained.layer_peeled`. One inequality carries everything (Lemma B.1),
+There are N classes of K samples, features :math:`h_n^{(k)} \ge 0` in M dimensions, a classifier with rows :math:`w_n`,
+and the objective :func:`lib.models.unconstrained.layer_peeled`. Everything rests on one inequality (Lemma B.1),
 
 .. math:: P(W, H) \ge -\frac{\|W\|\,\|H\|}{\sqrt{KN(N-1)}},
 
-where P is the average difference between a wrong score and the right one. It leaves a convex function of one number,
-the average margin s:
+where P is the average difference between a wrong score and the right one. It leaves a convex function of a single
+number, the average margin s, to be minimised:
 
 .. math::
     \varphi(s) = \log\big(1 + (N-1)e^{-s}\big) + (\beta + 2\kappa)s, \qquad
     \beta = \tfrac{N-1}N \alpha, \quad \kappa = \sqrt{N(N-1)\lambda_W\lambda_H} .
 
-The printed (25), (26) and the condition of Theorem 3.2 have :math:`\sqrt{(N-1)\lambda_W\lambda_H}` for kappa and 1 for
-the bound :math:`\frac{N-1}N` on :math:`\beta + 2\kappa`; the chapter on positive features measures the difference.
+In the paper, (25), (26) and the condition of Theorem 3.2 have :math:`\sqrt{(N-1)\lambda_W\lambda_H}` for kappa and 1
+for the bound :math:`\frac{N-1}N` on :math:`\beta + 2\kappa`; the chapter on positive features measures the difference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Optimum(NamedTuple):
     rho
         :math:`\|h_n\|^2` of a class mean.
     alignment
-        The c in :math:`w_n = c\,(h_n - h)`, where h is the mean of all features.
+        The factor c in :math:`w_n = c\,(h_n - h)`, where h is the mean of all features.
     objective
         The minimum.
     """
@@ -53,7 +53,7 @@ class Optimum(NamedTuple):
 
 
 def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0) -> Optimum:
-    r"""The norms of a global minimiser, (25) and (26) with their constants put right.
+    r"""The norms of a global minimiser, (25) and (26) with corrected constants.
 
     With :math:`\beta = \frac{N-1}N\alpha` and :math:`\kappa = \sqrt{N(N-1)\lambda_W\lambda_H}`,
 
@@ -66,9 +66,9 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
     Parameters
     ----------
     N, K
-        Classes, and samples of each; the dimension of the features is at least N.
+        Number of classes, and of samples per class; the dimension of the features is at least N.
     lam_w, lam_h
-        Weight decays as in the objective: no factor 1/2, and :math:`\lambda_H/K`.
+        Weight decays as in the objective: without factors 1/2, and with :math:`\lambda_H/K`.
     alpha
         Label smoothing.
 
@@ -104,7 +104,7 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
 def is_nonzero(N: int, lam_w: float, lam_h: float, alpha: float = 0.0) -> bool:
     r"""Whether the minimiser is not zero: :math:`\frac{N-1}N\alpha + 2\sqrt{N(N-1)\lambda_W\lambda_H} < \frac{N-1}N`.
 
-    The condition of Theorem 3.2 put right. ValueError as :func:`optimal_norms`.
+    This is the condition of Theorem 3.2, corrected. ValueError as :func:`optimal_norms`.
 
     >>> is_nonzero(N=2, lam_w=0.1, lam_h=0.1), is_nonzero(N=2, lam_w=1.0, lam_h=1.0)
     (True, False)
@@ -150,7 +150,7 @@ def nc_configuration(
 
 
 class Distance(NamedTuple):
-    """How far a pair is from Definition 3.1, one number per condition; all zero exactly for a configuration.
+    """How far a pair `W`, `H` is from Definition 3.1, one number per condition; all are zero exactly if it holds.
 
     within
         (i): largest entry of a feature minus its class mean, relative to the largest entry of the means.
@@ -159,7 +159,7 @@ class Distance(NamedTuple):
     duality
         (iii): largest entry of W - C (h_n - h), with the best C, relative to the largest entry of W.
     factor
-        That C.
+        The best C of (iii).
     """
 
     within: float
@@ -171,9 +171,9 @@ class Distance(NamedTuple):
 def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     r"""How far `W: (N, M)` and `H: (M, N K)`, labels `y: (N K,)`, are from Definition 3.1.
 
-    The definition writes :math:`P_{h^\perp} h_n` for what is :math:`h_n - h` once (ii) holds; the projection itself is
-    evaluated here. nan where the means, or W, are zero. ValueError for several runs, shapes or labels that do not
-    fit, and negative features.
+    The definition writes :math:`P_{h^\perp} h_n` for what equals :math:`h_n - h` once (ii) holds; here the projection
+    itself is evaluated. The result is nan where the means, or W, are zero. ValueError for several runs, shapes or
+    labels that do not fit, and negative features.
 
     >>> W, H = nc_configuration(N=3, K=2, M=6, lam_w=0.01, lam_h=0.01)
     >>> distance = nc_distance(W, H, torch.tensor([0, 0, 1, 1, 2, 2]))

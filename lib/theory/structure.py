@@ -1,12 +1,12 @@
 r"""What a set of class means looks like: an orthogonal frame, the edges of a graph, or neither.
 
 The graph solutions of Súkeník et al. (2024) attach a class to every edge of a graph and a unit to every vertex. With
-:math:`T` the incidence matrix, class means are the columns of :math:`T` up to scale, so that their Gram matrix is
+:math:`T` the incidence matrix, class means are the columns of :math:`T` up to scale, so their Gram matrix is
 
 .. math:: T^\top T = 2 I + A(\text{line graph}),
 
-cosines of 1/2 between edges that share a vertex, and of 0 between those that do not. The complete graph gives the
-paper's strongly regular (SRG) solution, the cycle of length four its square graph.
+that is, cosines are 1/2 between edges that share a vertex, and 0 between those that do not. The complete graph gives
+the paper's strongly regular (SRG) solution, the cycle of length four gives its square graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lib import checks
 
-if TYPE_CHECKING:  # networkx is imported where a graph is made: the measures of a network need none
+if TYPE_CHECKING:  # networkx is imported where a graph is built: measuring a network needs none
     import networkx as nx
 
 DNC, SRG, SQUARE, OTHER = "DNC", "SRG", "square graph", "other"
@@ -28,27 +28,27 @@ DNC, SRG, SQUARE, OTHER = "DNC", "SRG", "square graph", "other"
 def structure(means: Tensor, tol: float = 0.05) -> str | list:
     r"""The name of the structure of the class means of one layer, from their Gram matrix alone.
 
-    Norms are equal if they differ from their mean by at most `tol` times the mean. Then, with cosines
-    :math:`c_{ij}`,
+    Norms count as equal if they differ from their mean by at most `tol` times the mean. If they are, the name is, with
+    cosines :math:`c_{ij}`,
 
     - `"DNC"`: all :math:`|c_{ij}| \le` `tol`;
     - `"SRG"`: cosines within `tol` of 1/2 or of 0, those of 1/2 forming a triangular graph, up to the order of classes;
     - `"square graph"`: the same with a cycle of four classes;
-    - `"line graph of ..."`: the same with the line graph of another graph, which is described. Its vertices need not be
-      alike, and so cosines between edges that share one are only asked to be within 2 `tol` of 1/2;
+    - `"line graph of ..."`: the same with the line graph of another graph, which the name describes. Its vertices need
+      not be alike, so cosines between edges that share one only have to be within 2 `tol` of 1/2;
     - `"sets: 5 of 1, 10 of 3, over 5"`, for example: classes are the sets of vertices that `sets` finds, and
       cosines are within 2 `tol` of :math:`|A \cap B| / \sqrt{|A| |B|}`; norms need not be equal, and there are at most
       K vertices. A graph is the case of sets of two;
     - `"other"` otherwise, also for means that vanish.
 
-    All but the sets do not depend on the basis, nor on the order of classes.
+    Except for the sets, names depend neither on the basis nor on the order of classes.
 
     Parameters
     ----------
     means
         `(..., K, d)`, rows are class means, not centred. K of at least 2.
     tol
-        Between 0 and 1/4, where 0 and 1/2 could no longer be told apart.
+        Between 0 and 1/4; from there on, 0 and 1/2 could not be told apart.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
     Raises
     ------
     ValueError
-        For means that are no matrix, fewer than two classes, values that are not finite, and `tol` outside (0, 1/4).
+        For means that are not matrices, fewer than two classes, values that are not finite, and `tol` outside (0, 1/4).
 
     Examples
     --------
@@ -91,8 +91,8 @@ def cosines(means: Tensor) -> Tensor:
 def sets(means: Tensor, least: float = 0.2, lightest: float = 0.1) -> Tensor:
     """The classes as sets of vertices, `(K, vertices)`, True where a vertex belongs to a class; means are `(K, d)`.
 
-    A unit stands for the set of classes at which it is above `least` of its largest entry. Units with one set are one
-    vertex, with their squares added; vertices below `lightest` of the largest are left out.
+    A unit stands for the set of classes at which it is above `least` times its largest entry. Units with the same set
+    form one vertex, with their squares added; vertices below `lightest` times the largest are left out.
 
     >>> sets(torch.tensor([[1.0, 0.0, 0.9], [0.5, 2.0, 0.4], [0.0, 3.0, 0.0]])).int().tolist()  # two units are alike
     [[0, 1], [1, 1], [1, 0]]
@@ -132,14 +132,14 @@ def _of_gram(gram: Tensor, tol: float) -> str:
     exact = ((apart.abs() <= tol) | ((apart - 0.5).abs() <= tol)).all()
     graph = nx.from_numpy_array(((cosine > 0.25) & ~torch.eye(K, dtype=torch.bool)).numpy())
     try:
-        # networkx takes no single vertex, which is the line graph of an edge
+        # networkx rejects a single vertex, which is the line graph of an edge
         roots = [
             nx.path_graph(2) if len(part) == 1 else nx.inverse_line_graph(graph.subgraph(part).copy())
             for part in nx.connected_components(graph)
         ]
     except nx.NetworkXError:
         return OTHER
-    # a graph is the line graph of one graph only (but for the triangle): no search over orders is needed
+    # a graph is the line graph of only one graph (except the triangle): no search over orders is needed
     size, edges = len(roots[0]), roots[0].number_of_edges()
     if exact and size >= 4 and edges == comb(size, 2) == K:
         return SRG
@@ -162,7 +162,7 @@ def _of_sets(means: Tensor, tol: float) -> str:
 
 
 def _described(graph: nx.Graph) -> str:
-    """Its usual name, or its degrees."""
+    """The usual name of a graph, or its degrees."""
     import networkx as nx
 
     size, edges = len(graph), graph.number_of_edges()

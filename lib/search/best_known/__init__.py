@@ -6,8 +6,8 @@ The problem is (1) of Súkeník et al. with one sample per class and one weight 
     \frac1{2K}\|W_L\,\sigma(W_{L-1}\cdots\sigma(W_1 H_1)) - I_K\|_F^2
     + \frac\lambda2\Big(\|H_1\|_F^2 + \sum_{l=1}^L\|W_l\|_F^2\Big),
 
-or the same with cross-entropy. That is no restriction for collapsed features: with n samples per class and unequal
-decays they have, at their best scales, the loss of this problem at
+or the same with cross-entropy. This choice is no restriction for collapsed features: with n samples per class and
+unequal decays they have, at their best scales, the loss of this problem at
 :math:`\lambda^{L+1} = n\lambda_{H_1}\lambda_{W_1}\cdots\lambda_{W_L}`. A solution is the list of its factors
 :math:`[H_1, W_1, \dots, W_L]`.
 

@@ -74,7 +74,7 @@ def _stored(K: int, L: int, lam: float, kind: str, folder: Path) -> Solution | N
 
 
 def _offer(found: Solution, before: Solution | None, folder: Path) -> None:
-    """Compare a solution with the stored one, or with collapse where none is, and store it if it is lower."""
+    """Compare a solution with the stored one, or with collapse where none is stored, and store it if it is lower."""
     problem_of = found.K, found.L, found.lam
     collapse = (
         low_rank.dnc_loss(*problem_of, 1) if found.kind == "mse" else best_known.collapse_cross_entropy(*problem_of)

@@ -1,10 +1,10 @@
 r"""Descent to local minima of the deep model with ReLUs, and searches made of many descents.
 
-At a minimum many pre-activations stand exactly on the kink of the ReLU, where plain L-BFGS gets stuck. The ReLU is
+At a minimum many pre-activations lie exactly on the kink of the ReLU, where plain L-BFGS gets stuck. The ReLU is
 :math:`\max_{0\le u\le1} ux`. Smoothed around the slope :math:`\theta` it is
 :math:`\max_{0\le u\le1} ux - \frac\varepsilon2(u-\theta)^2`, attained at
 :math:`u = \min(\max(\theta + x/\varepsilon, 0), 1)`, which is its derivative. On the kink the smoothed function has the
-value and the slope of the minimum as soon as :math:`\theta` is right, for any :math:`\varepsilon`; so
+value and the slope of the minimum as soon as :math:`\theta` is right, for any :math:`\varepsilon`; hence the update
 :math:`\theta \leftarrow u` after each round, as in the method of multipliers.
 """
 
@@ -27,7 +27,7 @@ from lib.search.smooth_relu import value_and_gradient
 
 #: Widths of the smoothing in :func:`descend`, one per round.
 ROUNDS = (0.1,) * 4 + (0.03,) * 6
-#: A search begins again after so many batches that lowered nothing.
+#: A search begins again after this many batches in a row that lowered nothing.
 _STUCK = 15
 _POLISH = (0.03,) * 12 + (0.01,) * 12
 
@@ -96,12 +96,12 @@ def _descend(x, factors_of, gradient_of, lam, loss, rounds, iterations, toleranc
 
 
 def symmetric_search(K: int, L: int, lam: float, runs: int = 12, seed: int = 0) -> float:
-    r"""The lowest cross-entropy among the solutions that treat all classes alike, by a search over their few numbers.
+    r"""The lowest cross-entropy among the solutions that treat all classes alike, by a search over their parameters.
 
-    The family: one unit per class in every level, and every factor :math:`a_l I_K + b_l 11^\top/K`; these are the
-    matrices that commute with every renaming of the classes. It contains orthogonal frames, simplices (where no ReLU
-    follows), and levels with Gram matrices :math:`u I + v 11^\top`. ValueError for K < 2, L < 1 and a decay that is not
-    positive.
+    In this family every level has one unit per class, and every factor is :math:`a_l I_K + b_l 11^\top/K`; these are
+    the matrices that commute with every permutation of the classes. It contains orthogonal frames, simplices (where no
+    ReLU follows), and levels with Gram matrices :math:`u I + v 11^\top`. ValueError for K < 2, L < 1 and a decay that
+    is not positive.
     """
     check_sizes(K, L)
     rng = np.random.default_rng(seed)
@@ -129,13 +129,13 @@ def search(
     known: Sequence[Sequence[Tensor]] = (),
     runs: int = 48,
 ) -> tuple[Solution, list[tuple[int, float]]]:
-    """The lowest loss found, polished: of random starts, and of copies of the best ends with classes moved or noise.
+    """The lowest loss found, polished, from random starts and copies of the best ends with classes moved or noise.
 
-    `descents` is the effort: so many, in batches of `runs`, of the three kinds in turn. A search that gets stuck begins
-    again, from new starts. `d`: units per level, by default five more than classes. `known`: factors of solutions,
-    `(out, in)` each, to start from as well. Returns the solution, and after each batch how many descents there were and
-    the lowest loss so far. ValueError for K < 2, L < 2, widths, decays or descents that are not positive, an unknown
-    loss.
+    `descents` is the effort: this many, in batches of `runs`, from the three kinds of start in turn. A search that gets
+    stuck begins again from new starts. `d`: units per level, by default five more than classes. `known`: factors of
+    solutions, `(out, in)` each, to start from as well. Returns the solution and, for each batch, the number of descents
+    and the lowest loss so far. ValueError for K < 2, L < 2, widths, decays or descents that are not positive, an
+    unknown loss.
     """
     check_sizes(K, L, layers=2)  # one layer has no ReLU
     d = K + 5 if d is None else d
@@ -144,7 +144,7 @@ def search(
     d = max([d, *(max(W.shape[1] for W in factors[1:]) for factors in known)])
     rng, first = np.random.default_rng(seed), itemgetter(0)
     best, effort = (math.inf, [], ""), []  # value, factors and name of the lowest; descents so far and its value
-    pool, stuck = {}, 0  # ends by the first six digits of their loss, so that copies of one solution count once
+    pool, stuck = {}, 0  # ends by their loss to six decimals, so that copies of one solution count once
 
     def run(factors, names):
         nonlocal stuck
@@ -182,7 +182,7 @@ def search(
 
 
 def _polished(factors: Sequence[Tensor], lam: float, loss: str) -> tuple[list[Tensor], float]:
-    """One solution after more and finer rounds, with as few units as give a loss that is not higher."""
+    """One solution after more and finer rounds, with its units merged if that does not raise the loss."""
 
     def polish(factors):
         ends, value = descend([q[None] for q in factors], lam, loss, _POLISH, 200, 1e-13)
@@ -197,8 +197,8 @@ def merged(factors: Sequence[Tensor], tolerance: float = 1e-5) -> list[Tensor]:
     """The same solution with fewer units: silent ones dropped, parallel ones united, level 1 cut to its rank.
 
     Factors `[H_1, W_1, .., W_L]`, `(out, in)` each. Units whose pre-activations are positive multiples of each other
-    (cosine above 1 - tolerance) are one unit of the same incoming norm. For exact multiples the scores stay and the
-    norms do not grow.
+    (cosine above 1 - tolerance) become one unit of the same incoming norm. For exact multiples the scores stay the same
+    and the norms do not grow.
     """
     before, factors = list(factors), list(factors)
     U, s, V = torch.linalg.svd(factors[1] @ factors[0], full_matrices=False)

@@ -1,4 +1,4 @@
-"""Solutions as files: one compressed archive of NumPy for each, evaluated anew whenever it is read."""
+"""Solutions as files: one compressed NumPy archive for each, evaluated anew whenever it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lib.search.best_known.problem import Solution, check_sizes
 
 #: Where the solutions are kept.
 FOLDER = Path(__file__).resolve().parents[3] / "chapters" / "synthesis" / "best-known"
-#: A file's loss may differ from that of its matrices by this much.
+#: A file's loss may differ from that of its matrices by at most this.
 TOLERANCE = 1e-9
 
 _SCALARS = ("K", "L", "n", "lam", "kind", "loss", "how")
@@ -37,7 +37,7 @@ def load(path: Path | str) -> Solution:
     """Read a solution and evaluate the objective at its matrices.
 
     ValueError naming the file if it cannot be read, a key is missing or unknown, a shape does not fit, an entry is not
-    finite, or the loss that it states is not that of its matrices to :data:`TOLERANCE`.
+    finite, or the loss that it states differs from that of its matrices by more than :data:`TOLERANCE`.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -69,9 +69,9 @@ def stored(kind: str = "mse", folder: Path = FOLDER) -> list[Solution]:
 
 
 def keep_effort(found: Solution, effort: Sequence[tuple[int, float]], folder: Path = FOLDER) -> None:
-    """Add what a search met, after how many descents, to `effort.csv`, where searches of one problem are one.
+    """Add a search's losses and numbers of descents to `effort.csv`, where the searches of one problem count as one.
 
-    Kept are the first batch, those that lowered the loss, and the last, which has the loss of the solution.
+    This keeps the first batch, those that lowered the loss, and the last, which has the loss of the solution.
     """
     earlier, lowest = efforts(folder).get(found.name, np.array([[0, np.inf]]))[-1]
     rows = [(earlier + count, min(value, lowest)) for count, value in [*effort, (effort[-1][0], found.loss)]]
@@ -82,7 +82,7 @@ def keep_effort(found: Solution, effort: Sequence[tuple[int, float]], folder: Pa
 
 
 def efforts(folder: Path = FOLDER) -> dict[str, np.ndarray]:
-    """What `effort.csv` holds: by name of the solution's file, rows of descents and lowest loss so far, `(rows, 2)`."""
+    """The content of `effort.csv`: by solution file name, rows of descents and lowest loss so far, `(rows, 2)`."""
     found: dict[str, list] = {}
     if (path := Path(folder) / "effort.csv").exists():
         with open(path, newline="") as file:

@@ -1,4 +1,4 @@
-"""Where searches start: factors whose class means look like something, with noise."""
+"""Where searches start: factors whose class means have some structure, with noise."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ KINDS = ("product", "sphere", "subsets", "graph", "loops", "halves", "polygon", 
 
 
 def balanced(factors: Sequence[Tensor]) -> list[Tensor]:
-    """The same scores by factors whose Frobenius norms agree, as at every stationary point with equal decays.
+    """Factors with the same scores whose Frobenius norms agree, as at every stationary point with equal decays.
 
-    Factors `(runs, out, in)`.
+    All factors are `(runs, out, in)`.
     """
     norms = torch.stack([q.flatten(1).norm(dim=1) for q in factors]).clamp(min=1e-12)
     return [q * r[:, None, None] for q, r in zip(factors, norms.log().mean(0).exp() / norms, strict=True)]
@@ -49,13 +49,13 @@ def _ridge(top: Tensor, loss: str) -> Tensor:
 def initial_factors(
     K: int, L: int, d: int, runs: int, rng: np.random.Generator, loss: str = "mse", kinds: Sequence[str] = KINDS
 ) -> tuple[list[Tensor], list[str]]:
-    """Random factors whose class means are of the kinds in turn, with noise: `(runs, ..)` each, and their kinds.
+    """Random factors whose class means take the kinds in turn, with noise: `(runs, ..)` each, and their kinds.
 
     Class means of the kind "product" are a non-negative matrix of random rank; "sphere": points on a sphere of random
     dimension, seen by random half-spaces; "subsets": each unit fires for a random set of classes; "graph": the
     incidence matrix of a random graph with K edges; "loops": the same with loops; "halves": such a graph, whose last
-    level has the halves of its vertices; "polygon": a regular polygon; "frame": one unit per class. With loss "exact"
-    without the last factor. ValueError for another kind.
+    level has the halves of its vertices; "polygon": a regular polygon; "frame": one unit per class. Loss "exact" omits
+    the last factor. ValueError for an unknown kind.
     """
     names = [kinds[i % len(kinds)] for i in range(runs)]
     M = torch.from_numpy(np.stack([_random_means(kind, K, d, rng) for kind in names]))
@@ -98,14 +98,14 @@ def _random_means(kind: str, K: int, d: int, rng: np.random.Generator) -> np.nda
 
 
 def _even(K: int) -> int:
-    """The least even number, four or more, of vertices that have K edges between them."""
+    """The least even number of vertices, four or more, that can have K edges between them."""
     return next(v for v in range(4, K + 5, 2) if v * (v - 1) // 2 >= K)
 
 
 def perturbed(
     factors: Sequence[Tensor], runs: int, rng: np.random.Generator, sizes: Sequence[float] = (0.03, 0.1, 0.2, 0.4)
 ) -> list[Tensor]:
-    """As many noisy copies of given runs, in turn, as `runs` says: factors `(runs, out, in)`.
+    """Noisy copies of given runs in turn, `runs` of them in all: factors `(runs, out, in)`.
 
     Noise is relative to the root mean square of each factor; its sizes are drawn from `sizes`.
     """

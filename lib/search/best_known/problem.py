@@ -19,9 +19,9 @@ from lib.theory.structure import counted, sets, structure
 def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
     r"""The weight decay at which a linear simplex has the cross-entropy `share` :math:`\cdot \log K`.
 
-    The simplex of a model without ReLUs: margins p cost
-    :math:`\log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda(K-1)p^{2/(L+1)}`. It only sets the strength at which solutions are
-    compared. ValueError as :func:`~lib.theory.low_rank.decay_at`, and for a share outside [0, 1).
+    In the simplex of a model without ReLUs, a margin p costs
+    :math:`\log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda(K-1)p^{2/(L+1)}`. This decay only sets the strength at which
+    solutions are compared. ValueError as :func:`~lib.theory.low_rank.decay_at`, and for a share outside [0, 1).
 
     >>> 0 < simplex_decay(K=4, L=3) < simplex_decay(K=4, L=3, share=0.9)
     True
@@ -40,7 +40,7 @@ def simplex_decay(K: int, L: int, share: float = 0.4) -> float:
 def standard_decay(K: int, L: int, kind: str = "mse") -> float:
     """The decay at which all (K, L) are compared: that of collapse for "mse", :func:`simplex_decay` for "ce".
 
-    ValueError for another `kind` and as :func:`~lib.theory.low_rank.decay_at`, which says what the first is.
+    ValueError for another `kind` and as :func:`~lib.theory.low_rank.decay_at`, which defines the first.
 
     >>> standard_decay(4, 3) == decay_at(4, 3)
     True
@@ -52,7 +52,7 @@ def standard_decay(K: int, L: int, kind: str = "mse") -> float:
 
 
 def collapse_cross_entropy(K: int, L: int, lam: float) -> float:
-    r"""The cross-entropy of deep neural collapse, an orthogonal frame in every level and the scores of a simplex.
+    r"""The cross-entropy of deep neural collapse with an orthogonal frame in every level and the scores of a simplex.
 
     .. math::
         \min_{p\ge0}\ \log(1 + (K-1)e^{-p}) + \frac{L+1}2\lambda\,\big(K^L(K-1)\big)^{1/(L+1)} p^{2/(L+1)}:
@@ -100,7 +100,7 @@ class Solution(NamedTuple):
 
 
 def file_name(K: int, L: int, lam: float, kind: str = "mse") -> str:
-    """Where a solution is kept; with the decay in the name where it is not the standard one.
+    """The name of a solution's file, which contains the decay where that is not the standard one.
 
     >>> file_name(4, 3, standard_decay(4, 3)), file_name(4, 3, 0.01)
     ('mse-K04-L3.npz', 'mse-K04-L3-lam0.01000.npz')
@@ -112,7 +112,7 @@ def file_name(K: int, L: int, lam: float, kind: str = "mse") -> str:
 def describe(solution: Solution) -> str:
     """The structure of level 2, the first behind a ReLU, as :func:`lib.theory.structure.structure` names it.
 
-    Where that knows no name, the sets of units at which the classes fire are counted: of "weighted sets: 1 of 1, 6 of
+    Where that finds no name, the sets of units at which the classes fire are counted: in "weighted sets: 1 of 1, 6 of
     2, over 4" one class fires one of four units and six classes fire two, not all with the same strength.
     """
     means = solution.levels[1].mT
@@ -126,6 +126,6 @@ def ranks(solution: Solution) -> list[int]:
 
 
 def check_sizes(K: int, L: int, layers: int = 1) -> None:
-    """ValueError unless there are two classes and so many `layers` at least."""
+    """ValueError unless there are at least two classes and `layers` layers."""
     checks.integers(2, K=K)
     checks.integers(layers, L=L)
