@@ -1,4 +1,4 @@
-"""What is refused at the door: one set of checks of arguments, each a ValueError that names parameter and value."""
+"""One set of checks of arguments, each of which raises a ValueError that names parameter and value."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what reads sources, as the command line of the book, does without it
+if TYPE_CHECKING:  # code that only reads sources, such as the command line of the book, does without it
     import torch
 
 
 def integers(least: int, **values: int) -> None:
-    """ValueError that names the first of the values which is not an integer of at least `least`.
+    """Raise a ValueError that names the first value that is not an integer of at least `least`.
 
     >>> integers(2, K=3, r=2)
     >>> integers(2, K=1)
@@ -35,7 +35,7 @@ def positive_integers(**values: int) -> None:
 
 
 def positive(**values: float) -> None:
-    """ValueError that names the first of the values which is not a positive finite number.
+    """Raise a ValueError that names the first value that is not a positive finite number.
 
     >>> positive(lam_w=0.1, lam_h=-0.1)
     Traceback (most recent call last):
@@ -45,7 +45,7 @@ def positive(**values: float) -> None:
 
 
 def not_negative(**values: float) -> None:
-    """ValueError that names the first of the values which is not a finite number of at least 0.
+    """Raise a ValueError that names the first value that is not a finite number of at least 0.
 
     >>> not_negative(weight_decay=-1.0)
     Traceback (most recent call last):
@@ -55,10 +55,10 @@ def not_negative(**values: float) -> None:
 
 
 def each(count: int, zero: bool = False, **values: float | Iterable) -> list[list[float]]:
-    """For each value `count` numbers, of runs or of layers, from one number or a sequence (list, tensor) of so many.
+    """For each value, `count` numbers (of runs or layers), from one number or a sequence (list, tensor) of that many.
 
-    ValueError that names the first of the values which is neither, or has numbers that are not positive and finite;
-    with `zero` they may be 0.
+    Raises a ValueError that names the first value that is neither, or has numbers that are not positive and finite;
+    with `zero` the numbers may be 0.
 
     >>> each(2, learning_rate=0.5, weight_decay=[0.1, 0.2])
     [[0.5, 0.5], [0.1, 0.2]]
@@ -79,7 +79,7 @@ def each(count: int, zero: bool = False, **values: float | Iterable) -> list[lis
 
 
 def shares(**values: float) -> None:
-    """ValueError that names the first of the values which is not a number in [0, 1).
+    """Raise a ValueError that names the first value that is not a number in [0, 1).
 
     >>> shares(alpha=1.0)
     Traceback (most recent call last):
@@ -89,7 +89,7 @@ def shares(**values: float) -> None:
 
 
 def one_of(known: Iterable, **values: object) -> None:
-    """ValueError that names the first of the values which is none of the known ones.
+    """Raise a ValueError that names the first value that is none of the known ones.
 
     >>> one_of(("mse", "ce"), loss="hinge")
     Traceback (most recent call last):
@@ -113,7 +113,7 @@ def nearest(word: object, known: Iterable) -> str:
 
 
 def finite(**tensors: torch.Tensor) -> None:
-    """ValueError that names the first of the tensors which has entries that are not finite.
+    """Raise a ValueError that names the first tensor with entries that are not finite.
 
     >>> import torch
     >>> finite(H=torch.tensor([1.0, float("nan")]))
@@ -126,9 +126,9 @@ def finite(**tensors: torch.Tensor) -> None:
 
 
 def labels(y: torch.Tensor, N: int, K: int | None = None, every: bool = True) -> None:
-    """ValueError unless `y: (N,)` holds integers in 0..K-1, and each class at least once, unless `every` is false.
+    """Raise ValueError unless `y: (N,)` holds integers in 0..K-1 and, if `every` is true, each class at least once.
 
-    Without K there are as many classes as the largest label says.
+    Without K, the largest label says how many classes there are.
 
     >>> import torch
     >>> labels(torch.tensor([0, 2]), N=2, K=3)
@@ -142,7 +142,7 @@ def labels(y: torch.Tensor, N: int, K: int | None = None, every: bool = True) ->
     if N and (y.min() < 0 or (K is not None and y.max() >= K)):
         largest = "K-1" if K is None else K - 1
         raise ValueError(f"y has labels {int(y.min())} to {int(y.max())}; they are 0..{largest}")
-    if every:  # without a count for each class, of which a wrong label may make very many
+    if every:  # without counting per class, since a wrong label may make very many classes
         present = y.unique().tolist()
         empty = [k for k, label in enumerate([*present, K or present[-1] + 1]) if k != label]
         if empty:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that appear either whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 def atomically(path: Path | str) -> Iterator[Path]:
     """A place to write to, which takes the name `path` once the block has ended without an error.
 
-    A reader sees the old file or the new one, never half of one. Folders above `path` are made; what an error leaves
-    behind is removed. OSError as the file system has it.
+    A reader sees the old file or the new one, never half of one. Missing folders above `path` are created; what an
+    error leaves behind is removed. Raises OSError where the file system does.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

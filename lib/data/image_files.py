@@ -1,18 +1,18 @@
 r"""The files of the image sets: where they lie, whether they are whole, how they are fetched and read.
 
-`python -m lib.data.image_files fetch` downloads sets (`make data` calls it), `list` says which lie in the data folder:
+`python -m lib.data.image_files fetch` downloads sets (`make data` calls it), `list` says which are in the data folder,
 the one that the environment variable COLLAPSE_DATA names, otherwise `~/.cache/collapse-book`.
 
-A set of the reader's own is one of these:
+A reader's own set takes one of these forms:
 
 - a folder `train/<class>/*` and `test/<class>/*` of PNG or JPEG files, all of one size,
 - a folder `<class>/*` of such files, which is then split,
-- an `.npz` file with `x`, `y` and optionally `x_test`, `y_test` (it is split without them): x is uint8 or floating
-  point of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3, y holds the labels 0 ... K-1. Where both the
-  second and the last axis could be channels, the last one is.
+- an `.npz` file with `x`, `y` and optionally `x_test`, `y_test` (without them, it is split): x is uint8 or
+  floating point of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3, y holds the labels 0 ... K-1. Where
+  both the second and the last axis could hold the channels, the last one does.
 
-The classes of a folder are in the order of their names, the images of a class in that of the file names (by code
-point); the classes take turns. A set that has to be split gives every fifth image of each class, beginning with the
+The classes of a folder are ordered by name, and the images of a class by file name (by code point); the classes
+contribute images in turn. A set that has to be split gives every fifth image of each class, beginning with the
 second, to the test set.
 """
 
@@ -39,7 +39,7 @@ from lib.checks import one_of
 from lib.data.vision import torchvision
 from lib.ledger.notes import note
 
-#: What the sets are called in a sentence, by name.
+#: What each set, by name, is called in a sentence.
 TITLES = {
     "mnist": "MNIST",
     "fashion_mnist": "Fashion-MNIST",
@@ -69,12 +69,12 @@ MD5 = {
     },
 }
 
-#: Training and test images of `cifar10-jpeg75`, which has no checksums.
+#: Numbers of training and test images of `cifar10-jpeg75`, which has no checksums.
 JPEG75_SIZES = (50_000, 10_000)
 
 _TEN = tuple("0123456789")
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-_PATIENCE = 60  # seconds: a server that is silent for longer is no network either
+_PATIENCE = 60  # seconds: a server that is silent for longer counts as no network
 
 
 class Raw(NamedTuple):
@@ -105,7 +105,7 @@ def plain(name: str) -> str:
 
 
 def _files(name: str, folder: Path) -> dict[Path, str]:
-    """The files (of `cifar10-jpeg75` the folders) of a set, and their MD5 sums, empty where there is none."""
+    """The files of a set (for `cifar10-jpeg75`, its folders) and their MD5 sums, empty where there is none."""
     sets, place, entries = torchvision.datasets, ".", []
     if name == "cifar10":
         meta = (sets.CIFAR10.meta["filename"], sets.CIFAR10.meta["md5"])
@@ -122,7 +122,7 @@ def _files(name: str, folder: Path) -> dict[Path, str]:
 
 
 def absent(name: str, folder: Path) -> Path | None:
-    """The first file or folder of the set that is not there, None where all are."""
+    """The first file or folder of the set that is missing, or None where none is."""
     return next((path for path in _files(name, folder) if not path.exists()), None)
 
 
@@ -147,8 +147,8 @@ def _md5(path: Path) -> str:
 def note_files(name: str, source: Path, raw: Raw) -> None:
     r"""Tell the build which set is loaded: the number of its files and their checksum, taken once per process.
 
-    The checksum is the SHA-256 of names and contents: in the order of the names, each one, \0, and the SHA-256 of what
-    the file holds.
+    The checksum is the SHA-256 of names and contents: for each file, in the order of the names, its name, \0, and the
+    SHA-256 of its contents.
     """
     if "COLLAPSE_NOTES" not in os.environ:
         return
@@ -171,7 +171,7 @@ def _checksum(named: tuple[tuple[str, str | Path], ...]) -> str:
 
 
 def fetch(name: str) -> bool:
-    """Download a set into the data folder unless it lies there undamaged; damaged files stay until good ones are here.
+    """Download a set into the data folder unless it is there undamaged; damaged files stay until good ones arrive.
 
     Returns whether anything was downloaded; progress goes to the standard error stream. Raises ValueError for a set
     that has no download, ConnectionError without a network.
@@ -192,7 +192,7 @@ def fetch(name: str) -> bool:
 
 
 def _download(name: str, fresh: Path, folder: Path) -> None:
-    """Download a set into an empty folder, on its way to another one."""
+    """Download a set into the empty folder `fresh`, on its way to `folder`."""
     sets = torchvision.datasets
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_PATIENCE)
@@ -243,7 +243,7 @@ def read(name: str, folder: Path) -> Raw:
     if name == "svhn":
         train, test = (sets.SVHN(folder / "svhn", split=split) for split in ("train", "test"))
         return Raw(train.data, train.labels, test.data, test.labels, _TEN)
-    # The files are read one by one: the classes prefer a `processed` folder of old, which has no checksums.
+    # The files are read one by one: torchvision's classes prefer an old `processed` folder, which has no checksums.
     paths = {path.name.partition("-idx")[0]: path for path in _files(name, folder)}
     x, x_test = (sets.mnist.read_image_file(paths[f"{half}-images"]).numpy()[:, None] for half in ("train", "t10k"))
     y, y_test = (sets.mnist.read_label_file(paths[f"{half}-labels"]).numpy() for half in ("train", "t10k"))
@@ -251,7 +251,7 @@ def read(name: str, folder: Path) -> Raw:
 
 
 def read_own(path: Path) -> Raw:
-    """The reader's own images, in the forms that this module's beginning describes. ValueError for other forms."""
+    """The reader's own images, in the forms described at the top of this module. Raises ValueError for other forms."""
     return _read_folder(path) if path.is_dir() else _read_npz(path)
 
 
@@ -270,13 +270,13 @@ def _read_folder(folder: Path) -> Raw:
 
 
 def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """The image files below the folders of the classes, which take turns; their labels; the classes."""
+    """The image files in the class folders, from each class in turn; their labels; the classes."""
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(classes) < 2:
         raise ValueError(f"{folder} has {len(classes)} folders; at least 2 are needed, one for each class")
     files = []
     for label, name in enumerate(classes):
-        if not name.isprintable():  # nor is a name that is not UTF-8
+        if not name.isprintable():  # this includes a name that is not UTF-8
             raise ValueError(f"class {name!r} in {folder} has a name that cannot be printed; the folder needs another")
         names = sorted(entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
         names = [file for file in names if file.lower().endswith(_SUFFIXES)]
@@ -288,10 +288,10 @@ def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
 
 
 def decoded(files: Sequence[str]) -> np.ndarray:
-    """(N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise.
+    """The images, (N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise.
 
-    ValueError for a file that is no PNG or JPEG image, whatever its name, for images of more than one size, and for so
-    many or such large ones that they do not fit into memory.
+    Raises ValueError for a file that is not a PNG or JPEG image, whatever its name, for images of more than one size,
+    and for images too many or too large to fit into memory.
     """
     from PIL import Image
 
@@ -319,7 +319,7 @@ def _read_npz(path: Path) -> Raw:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file}
-    except Exception as error:  # numpy, zipfile and zlib have many
+    except Exception as error:  # numpy, zipfile and zlib raise many kinds
         raise ValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from error
     if set(arrays) not in ({"x", "y"}, {"x", "y", "x_test", "y_test"}):
         raise ValueError(f"{path} has {', '.join(arrays)}; x and y are needed, and x_test with y_test or neither")
@@ -359,7 +359,7 @@ def _channels_first(what: str, x: np.ndarray) -> np.ndarray:
 
 
 def _split(images: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Raw:
-    """Every fifth image of each class, beginning with the second, is for the test."""
+    """Every fifth image of each class, beginning with the second, goes to the test set."""
     test = np.zeros(len(y), dtype=bool)
     for label, name in enumerate(classes):
         rows = np.flatnonzero(y == label)
@@ -373,7 +373,7 @@ def _split(images: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Raw:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The commands `fetch`, of the sets that are named or all, and `list`; returns the exit status."""
+    """Run the command `fetch`, for the named sets or all, or the command `list`; return the exit status."""
     parser = argparse.ArgumentParser(description="Fetch the image sets, or list which of them lie in the data folder.")
     parser.add_argument("command", choices=("fetch", "list"))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DOWNLOADABLE)}; all by default")
@@ -387,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.names or DOWNLOADABLE:
         try:
             print(f"{name}: {'downloaded into' if fetch(name) else 'already in'} {folder}", flush=True)
-        except (OSError, ValueError) as error:  # another set may lie there already, or on another server
+        except (OSError, ValueError) as error:  # another set may be there already, or on another server
             print(f"error: {error}", file=sys.stderr)
             status = 1
     return status

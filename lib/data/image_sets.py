@@ -12,11 +12,11 @@ name              images                                        where, in the da
 ================  ============================================  ===========================================
 
 The data folder is the one that the environment variable COLLAPSE_DATA names, otherwise `~/.cache/collapse-book`.
-Reading changes nothing in it, and nothing is downloaded unasked: `make data` does, and so does the book in its `paper`
-profile. A build is told which files a chapter has read, with a checksum.
+Reading changes nothing in it, and nothing is downloaded unasked: `make data` downloads, and so does the book in its
+`paper` profile. A build is told which files a chapter has read, with a checksum.
 
-In place of a name, :func:`load` and :func:`resolve` take the path of the reader's own images, absolute or seen from
-the working directory: a folder or an `.npz` file as :mod:`lib.data.image_files` describes them.
+In place of a name, :func:`load` and :func:`resolve` take the path of the reader's own images, absolute or relative
+to the working directory: a folder or an `.npz` file as :mod:`lib.data.image_files` describes them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lib.data.image_files import DOWNLOADABLE, NAMES, TITLES, data_folder
 
 #: What "auto" prefers to the digits, see :func:`resolve`.
 STAND_INS = {"cifar10": ("cifar10-jpeg75",)}
-#: Of these a reduced profile takes a part; the digits, and what a reader brings, it takes whole.
+#: Sets of which a reduced profile takes a part; it takes the digits, and the reader's own, whole.
 LARGE = (*DOWNLOADABLE, *(name for names in STAND_INS.values() for name in names))
 
 _TRAIN, _TEST = 0, 1  # one seed, independent streams for both halves and every class
@@ -50,10 +50,10 @@ class ImageSet:
 
     .. math:: x = (\text{pixel} - \mathtt{mean}_c) / \mathtt{std}_c
 
-    with mean and standard deviation of channel c over the training images of *this* set: those have mean 0 and
-    standard deviation 1 in every channel, in a subset too. A constant channel keeps the standard deviation 1. Pixels
-    are measured in units of the largest value that the format can hold, so that they lie in [0, 1]; those of the
-    reader's floating-point arrays are taken as they are.
+    with mean and standard deviation of channel c over the training images of *this* set, which then have mean 0 and
+    standard deviation 1 in every channel, also in a subset. A constant channel has its standard deviation set to 1.
+    Pixels are measured in units of the largest value that the format can hold, so that they lie in [0, 1]; those of
+    the reader's floating-point arrays are taken as they are.
 
     Fields: `name`; `x` (N, C, H, W) float32 and `y` (N,) int64 with labels 0 ... K-1; `x_test`, `y_test` likewise;
     `classes`, the K names in the order of the labels; `mean` and `std`, (C,) float32.
@@ -69,7 +69,7 @@ class ImageSet:
     std: Tensor
 
     def __post_init__(self):
-        # a grey image lies in both memory orders at once, and PyTorch may take a whole network for channels-last; there
+        # a grey image is in both memory orders at once, and PyTorch may take a whole network for channels-last; then
         # oneDNN's backward pass of narrow convolutions writes where it should not (torch 2.13, processors with AVX2)
         for half in ("x", "x_test"):
             images = getattr(self, half)
@@ -86,11 +86,11 @@ class ImageSet:
         return replace(self, **{name: getattr(self, name).to(device) for name in fields})
 
     def subset(self, per_class: int, seed: int = 0) -> ImageSet:
-        """The same set with so many training images of each class, drawn without replacement, and all test images.
+        """The same set with `per_class` training images of each class, drawn without replacement, and all test images.
 
-        Where the smallest class has fewer, as many as that. The images keep their order. Which ones are drawn from a
-        class depends on the seed and that class alone, and a larger draw contains a smaller one. Raises ValueError for
-        a number that is not positive.
+        Where the smallest class has fewer, each class gives that many. The images keep their order. Which ones are
+        drawn from a class depends on the seed and that class alone, and a larger draw contains a smaller one. Raises
+        ValueError for a number that is not positive.
         """
         rows, y = _drawn(self.y.cpu().numpy(), range(self.K), per_class, seed, _TRAIN)
         device = self.x.device
@@ -99,9 +99,9 @@ class ImageSet:
         return replace(self, x=x, y=y.to(device), x_test=x_test, mean=mean, std=std)
 
     def pooled(self, side: int) -> ImageSet:
-        """The same set with the images averaged over squares of so many pixels; those below 28 pixels stay as they are.
+        """The same set with images averaged over `side` x `side` pixels; those under 28 pixels wide stay as they are.
 
-        Mean and standard deviation of the channels remain those of the pixels.
+        Mean and standard deviation of the channels remain those of the original pixels.
         """
         checks.positive_integers(side=side)
         if side == 1 or self.x.shape[-1] < 28:
@@ -129,10 +129,10 @@ def load(
     """The image set of that name, or the reader's own from a path, on the CPU.
 
     `classes`: names or labels of at least two classes, all by default; they become 0 ... K-1 in this order. `at_most`:
-    so many training and test images of each class, drawn as by :meth:`ImageSet.subset`; None takes all. With
-    `whole=True` only the sets of `LARGE` are cut, small ones and the reader's own are taken whole. Images that are not
-    chosen are not decoded. `pooled` is the side for :meth:`ImageSet.pooled`. A folder of the reader's that is called
-    like a set of the book, `mnist`, goes by the name `folder mnist`.
+    how many training and test images of each class at most, drawn as by :meth:`ImageSet.subset`; None takes all. With
+    `whole=True` only the sets of `LARGE` are cut; small ones and the reader's own are taken whole. Images that are not
+    chosen are not decoded. `pooled` is the side for :meth:`ImageSet.pooled`. A reader's folder that has the name
+    of a set of the book, say `mnist`, is called `folder mnist`.
 
     Raises ValueError for an unknown name, a damaged file (with both checksums), an unknown class or fewer than two, an
     empty class or images of several sizes; FileNotFoundError for an absent set.
@@ -166,10 +166,10 @@ def load(
 def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> str:
     """The name of the set to load: what "auto" stands for, or `dataset` itself.
 
-    "auto" is the set `wanted` by the chapter where all its files lie in the data folder, else its stand-in (for
-    `cifar10` that is `cifar10-jpeg75`) where that lies there, else `digits`. Only the presence of files is looked at.
-    With `download=True` an absent set that "auto" would be is fetched first; where that fails, one line says so, and
-    the process does not try it again.
+    "auto" is the set `wanted` by the chapter if all its files are in the data folder, else its stand-in (for
+    `cifar10` this is `cifar10-jpeg75`) if that is there, else `digits`. Only the presence of files is checked. With
+    `download=True`, "auto" first fetches the wanted set if it is absent; if that fails, one line says so, and the
+    process does not try it again.
 
     Raises ValueError for an unknown name, FileNotFoundError for a path at which there is nothing.
     """
@@ -194,7 +194,7 @@ def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> 
 
 
 def _is_path(name: str | os.PathLike) -> bool:
-    """A name of the book is never taken for a path; anything that looks like one, or exists, is."""
+    """A name of the book is never taken for a path; anything else that looks like one, or exists, is."""
     if name in NAMES or not name:
         return False
     return isinstance(name, os.PathLike) or "/" in name or name[0] in "~." or Path(name).exists() or ".npz" in name

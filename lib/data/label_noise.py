@@ -1,4 +1,4 @@
-"""Labels made wrong on purpose, with a record of whose."""
+"""Labels corrupted on purpose, with a record of which."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Noise(NamedTuple):
 
     @property
     def changed(self) -> Tensor:
-        """Mask `(N,)` of the samples whose label is not the true one; a redrawn label can be."""
+        """Mask `(N,)` of the samples whose observed label is not the true one; a redrawn one may be."""
         return self.y_observed != self.y_true
 
 
@@ -28,7 +28,7 @@ def corrupt(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
 
     .. math:: P(\text{observed} \ne \text{true}) = \eta\, \frac{K - 1}{K},
 
-    for a redrawn label may be the old one. `corrupted` marks the redrawn samples, the set of the paper's sum, whether
+    for a redrawn label may be the old one. `corrupted` marks the redrawn samples, those in the paper's sum, whether
     or not their label has changed.
 
     Source: Nguyen et al. (2023), section 4.1.
@@ -42,8 +42,8 @@ def corrupt(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
     eta
         In `[0, 1]`.
     seed
-        Of a generator on the CPU, whatever the device. With one seed, what a smaller `eta` has redrawn a larger one has
-        redrawn as well, to the same label.
+        Seed of a generator on the CPU, whatever the device. With one seed, a larger `eta` also redraws all labels that
+        a smaller one does, to the same values.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def corrupt(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
     Raises
     ------
     ValueError
-        For `eta` outside `[0, 1]`, and labels of another shape or dtype or outside `0..K-1`.
+        For `eta` outside `[0, 1]`, and for labels of the wrong shape or dtype or outside `0..K-1`.
 
     Examples
     --------
@@ -72,14 +72,14 @@ def corrupt(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
 
 
 def latent_classes(y_true: Tensor, K: int, eta: float, seed: int) -> Noise:
-    r"""Split the share :math:`\eta` of each class k off into an observed class of its own, :math:`K + k`.
+    r"""Split off the share :math:`\eta` of each class k into an observed class of its own, :math:`K + k`.
 
     Of the :math:`n_k` samples of class k, exactly `round(eta * n_k)` (halves to the even number), chosen at random, get
-    the observed label :math:`K + k`. There are 2K observed classes then, and two of them have the same kind of images:
+    the observed label :math:`K + k`. There are then 2K observed classes, and k and K + k have the same kind of images:
     telling them apart is possible only sample by sample. `corrupted` marks the samples of the new classes.
 
     Parameters (labels `(N,)`), result and errors are those of :func:`corrupt`; `y_observed` is in `0..2K-1`. With one
-    seed, what a smaller `eta` splits off a larger one does as well.
+    seed, a larger `eta` also splits off what a smaller one does.
 
     Source: Nguyen et al. (2023), appendix A.1.3.
 

@@ -79,8 +79,8 @@ class SentenceTask:
     def sample(self, n_spl: int, seed: int) -> tuple[Tensor, Tensor]:
         r"""`n_spl` independent sentences of every class, :math:`\mathbf x_{k,i} \sim \mathcal D_{\mathbf z_k}`.
 
-        Every word is the inverse of the cumulated frequencies at a uniform number from numpy's PCG64, drawn on the CPU:
-        the same seed gives the same sentences on every device.
+        Every word is the inverse of the cumulative frequencies at a uniform number from numpy's PCG64, drawn on the
+        CPU: the same seed gives the same sentences on every device.
 
         Returns `x` (K n_spl, L) int64, word indices in 0 ... n_w-1, and `y` (K n_spl,) int64, sorted by class.
         Raises ValueError when `n_spl` is below 1 or the seed is not a non-negative integer.
@@ -122,7 +122,7 @@ class SentenceTask:
         return x.reshape(-1, self.L), torch.arange(self.K).repeat_interleave(len(beta)), p.repeat(self.K)
 
     def density(self, x: Tensor) -> Tensor:
-        r"""The printed density of any sentence under every class.
+        r"""The paper's density of any sentence under every class.
 
         .. math:: \mathcal D_{\mathbf z_k}(\{\mathbf x\})
                   = \prod_{\ell=1}^L \mathbf 1_{\{\alpha_\ell = z_{k,\ell}\}}\, \mu_{\beta_\ell}
@@ -235,7 +235,7 @@ def all_latents(n_c: int, L: int) -> Tensor:
 def random_latents(n_c: int, L: int, K: int, seed: int) -> Tensor:
     r"""K distinct latent variables drawn uniformly from the :math:`n_c^L` possible ones, (K, L) int64.
 
-    Raises ValueError when a size is not a positive integer, or K exceeds :math:`n_c^L`, OverflowError from
+    Raises ValueError when a size is not a positive integer or K exceeds :math:`n_c^L`, and OverflowError from
     :math:`n_c^L = 2^{63}` on.
 
     Source: Laurent et al., section 2.1, and "mutually distinct" in Theorem 1.
@@ -317,8 +317,9 @@ def symmetry_counts(latents: Tensor, n_c: int, chunk: int = 512) -> Tensor:
     .. math:: N_{k,r,\ell,\alpha} = |\{k' : \mathrm{dist}(\mathbf z_k, \mathbf z_{k'}) = r,\; z_{k',\ell} = \alpha\}|,
               \qquad r = 1, \dots, L
 
-    `latents`: `(K, L)`. Returns `(K, L, L, n_c)` int64 with axes k, r-1, l, alpha. Exact; `chunk` rows of the distance
-    matrix are in memory at a time. Raises ValueError for latents that are not `(K, L)` integers in `0..n_c-1`.
+    `latents`: `(K, L)`. Returns `(K, L, L, n_c)` int64 with axes k, r-1, l, alpha. Counts are exact; `chunk` rows of
+    the distance matrix are in memory at a time. Raises ValueError for latents that are not `(K, L)` integers in
+    `0..n_c-1`.
 
     Source: Laurent et al., eq. (6), repeated as eq. (35).
 
@@ -343,7 +344,7 @@ def symmetric_counts(latents: Tensor, n_c: int) -> Tensor:
     .. math:: \tfrac{K}{n_c^L} \tbinom{L-1}{r} (n_c-1)^r \text{ if } z_{k,\ell} = \alpha, \qquad
               \tfrac{K}{n_c^L} \tbinom{L-1}{r-1} (n_c-1)^{r-1} \text{ otherwise}
 
-    Returns `(K, L, L, n_c)` float64 with the axes of :func:`symmetry_counts`. Raises ValueError as that does. Source:
+    Returns `(K, L, L, n_c)` float64 with the axes of :func:`symmetry_counts`. Raises ValueError as there. Source:
     Laurent et al., eq. (6).
 
     >>> latents = all_latents(n_c=3, L=2)  # which is symmetric
@@ -359,14 +360,14 @@ def symmetric_counts(latents: Tensor, n_c: int) -> Tensor:
 
 
 def symmetry_deviation(latents: Tensor, n_c: int) -> float:
-    r"""How far latent variables are from the symmetry assumption, relative to its own size.
+    r"""How far latent variables are from the symmetry assumption, relative to the size of its right side.
 
     .. math:: \Big(\sum_{k,r,\ell,\alpha} (N_{k,r,\ell,\alpha} - S_{k,r,\ell,\alpha})^2
               \Big/ \sum_{k,r,\ell,\alpha} S_{k,r,\ell,\alpha}^2\Big)^{1/2}
 
     with N from :func:`symmetry_counts` and S from :func:`symmetric_counts`, of latents `(K, L)`. Both sums run over
-    everything at once: the nearly empty spheres of small radius do not drown the rest. Zero exactly when the assumption
-    holds.
+    all indices at once, so that the nearly empty spheres of small radius do not drown the rest. The result is zero
+    exactly when the assumption holds.
 
     >>> symmetry_deviation(all_latents(n_c=3, L=3), n_c=3)
     0.0
@@ -388,13 +389,13 @@ def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
               \mathrm{dist}(\mathbf z_j, \mathbf z_k) = \mathrm{dist}(\mathbf z_{j'}, \mathbf z_{k'}),
               \qquad \Gamma^{(j,k)} = Z_j (Z_j - Z_k)^T .
 
-    One representative pair per distance is enough, for the difference of two pairs is the difference of their
-    differences from it. The equations are integer vectors; their Gram matrix has the rank that they have, which is
-    found in exact arithmetic. Assumption B holds exactly when the dimension is that of the span of :math:`I` and
+    One representative pair per distance is enough: the difference of two pairs is the difference between their
+    differences from the representative. The equations are integer vectors; their Gram matrix has the same rank, which
+    is found in exact arithmetic. Assumption B holds exactly when the dimension is that of the span of :math:`I` and
     :math:`\mathbf 1 \mathbf 1^T`: 2 for n_c >= 2.
 
-    `latents`: `(K, L)`; `chunk` rows j at a time. Raises ValueError as :func:`symmetry_counts`. Source: Laurent et al.,
-    eqs. (43), (44).
+    `latents`: `(K, L)`; `chunk` rows j are taken at a time. Raises ValueError as :func:`symmetry_counts`. Source:
+    Laurent et al., eqs. (43), (44).
 
     >>> assumption_b_dimension(all_latents(n_c=3, L=2), n_c=3)
     2
@@ -427,7 +428,7 @@ def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
 
 
 def _digits(codes: Tensor, base: int, length: int) -> Tensor:
-    """Numbers written with `length` digits below `base`, `(N,)` to `(N, length)`, the highest first."""
+    """The `length` digits of numbers in base `base`, `(N,)` to `(N, length)`, the highest first."""
     return torch.stack([codes // base**power % base for power in reversed(range(length))], dim=1)
 
 

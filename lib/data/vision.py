@@ -1,4 +1,4 @@
-"""torchvision, importable also beside a torch that its compiled operators were not built for.
+"""torchvision, importable even beside a torch for which its compiled operators were not built.
 
 The wheels of torchvision on PyPI are built for CUDA. Beside a CPU-only torch their operators do not load, and
 `import torchvision` stops at "operator torchvision::nms does not exist", although data sets, transforms and models
@@ -14,7 +14,7 @@ try:
 except RuntimeError as error:
     if "torchvision::" not in str(error):
         raise
-    # The schemas live as long as this object does. A call of one of them fails: there is no kernel behind it.
+    # The schemas live as long as this object does. Calling one of them fails: there is no kernel behind it.
     _schemas = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, _name):

@@ -36,11 +36,11 @@ CONCEPTS = [COLORS[name] for name in ("green", "blue", "vermillion", "purple", "
 #: One marker per concept, so that no figure speaks by colour alone.
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 
-#: Of axes, texts and what is only compared with, legible on a white and on a dark page.
+#: For axes, texts and anything shown only for comparison, legible on a white and on a dark page.
 GREY = COLORS["grey"]
 
-#: One look for one thing, through the whole book: keywords for `ax.plot`. What is computed is drawn solid, what is
-#: printed or predicted is dashed or dotted.
+#: One look for each thing throughout the book: keywords for `ax.plot`. Computed values are drawn solid, printed or
+#: predicted ones dashed or dotted.
 LOOK = {
     "measured": {"color": COLORS["blue"], "linestyle": "-"},
     "corrected": {"color": COLORS["blue"], "linestyle": "-"},
@@ -52,7 +52,7 @@ LOOK = {
     "graph solution": {"color": COLORS["green"], "linestyle": ":"},
 }
 
-#: So many marks are drawn as pixels inside a figure (``rasterized=True``): each weighs a tenth of a kilobyte.
+#: More marks than this are drawn as pixels inside a figure (``rasterized=True``): each weighs a tenth of a kilobyte.
 MANY = 400
 
 #: One colour per layer or block, from the first to the last.
@@ -104,8 +104,8 @@ def use():
 def panels(n, columns=2, size=None, subplot_kw=None):
     """A figure with n axes in rows of `columns`, the last row centred.
 
-    size: width and height of one panel in inches, 3.3 and 2.9 unless told otherwise, or 5.2 and 3.6 where there is one
-    column. subplot_kw goes to every axis (``{"projection": "3d"}``). Returns (figure, list of n axes).
+    size: width and height of one panel in inches, by default 3.3 and 2.9, or 5.2 and 3.6 where there is one column.
+    subplot_kw goes to every axis (``{"projection": "3d"}``). Returns (figure, list of n axes).
     """
     columns = min(columns, n)
     rows = math.ceil(n / columns)
@@ -122,9 +122,9 @@ def panels(n, columns=2, size=None, subplot_kw=None):
 
 
 def along(line, text, x=None, shift=None, **options):
-    """Write what a line of `ax.plot` is where it runs, in its colour: above its point nearest to x, or at its end.
+    """Label a line of `ax.plot` where it runs, in its colour: above its point nearest to x, or at its end.
 
-    shift: of the text from that point, in points of 1/72 inch, 5 points unless told otherwise. options go to
+    shift: of the text from that point, in points of 1/72 inch, 5 points by default. options go to
     `ax.annotate`. Returns the text.
     """
     xs, ys = line.get_data(orig=False)
@@ -202,7 +202,7 @@ def spectrum(ax, values, label=None, color=GREY, marker="o"):
 
 
 def gram(ax, vectors):
-    """The matrix of cosines of the rows of vectors (N, d). Returns ax."""
+    """The matrix of cosines between the rows of vectors (N, d). Returns ax."""
     vectors = to_numpy(vectors).astype(float)
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
@@ -230,7 +230,7 @@ def animation(fig, update, frames, alt, fps=12, dpi=110):
     """An animation as one piece of HTML that plays in the page without a network.
 
     update(frame) redraws fig for each of `frames` (a number or a sequence). alt: the message of the animation, for
-    those who do not see it. The figure is closed, so that it is not shown a second time. The player is matplotlib's,
+    those who cannot see it. The figure is closed, so that it is not shown a second time. The player is matplotlib's,
     without the icon font that it would fetch from elsewhere, and with names that depend on the frames alone, so that
     the same frames give the same HTML.
     """
@@ -251,8 +251,8 @@ class _TransparentFrames(HTMLWriter):
 
 
 def _offline(html, alt):
-    """matplotlib's player with text for icons, alt text, a picture before JavaScript, and nothing from elsewhere."""
-    html = re.sub(r"<link\b[^>]*>|<style>.*?</style>", "", html, flags=re.DOTALL)  # the book's own style sheet has it
+    """matplotlib's player with text for icons, alt text, a picture before JavaScript, and nothing from other sites."""
+    html = re.sub(r"<link\b[^>]*>|<style>.*?</style>", "", html, flags=re.DOTALL)  # the book's own style sheet has this
     html = re.sub(r'<i class="([^"]*)"></i>', lambda found: _SYMBOLS[found[1]], html)
     html = html.replace('type="range"', 'type="range" aria-label="Frame"')
     pictures = re.findall(r'frames\[\d+\] = "([^"]*)"', html)

@@ -1,4 +1,4 @@
-"""Figures that answer to the hand: their states, drawn by matplotlib, as JSON for the script `_static/figures.js`."""
+"""Interactive figures: their states, drawn by matplotlib, as JSON for the script `_static/figures.js`."""
 
 import base64
 import itertools
@@ -19,11 +19,11 @@ from lib.figures import GREY, panels, to_numpy
 
 
 def tell(artist, texts, pictures=None, sets=None, rows=None, columns=None):
-    """Let the marks of an artist in a figure that answers say something when they are pointed at; returns the artist.
+    """Let the marks of an artist in an interactive figure say something when pointed at; returns the artist.
 
-    texts: one for each mark, for an image row by row; or one for all cells of an image, in which {row}, {column} (their
+    texts: one for each mark, in an image row by row; or one for all cells of an image, in which {row}, {column} (their
     names in `rows` and `columns`, or their numbers from 1 on) and {value} are filled in. pictures: small pictures
-    (marks, height, width), from 0 to 1, shown beside the texts. sets: for some controls, by label, the value that they
+    (marks, height, width), from 0 to 1, shown beside the texts. sets: for some controls, by label, the values that they
     take when a mark is pointed at, one for each mark.
     """
     artist.told = {"texts": texts, "pictures": pictures, "sets": sets, "rows": rows, "columns": columns}
@@ -31,20 +31,20 @@ def tell(artist, texts, pictures=None, sets=None, rows=None, columns=None):
 
 
 def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9)):
-    """The states of a figure that answers to the hand: JSON that the page's script shows in place of a still picture.
+    """The states of an interactive figure: JSON that the page's script shows in place of a still picture.
 
-    name: of the still figure, which keeps its number and its caption, and stays where there is no JavaScript, and in
-    print. `draw(axes, *values)` draws on n empty axes of `size` inches, and sets limits. controls: for each label
+    name: of the still figure, which keeps its number and its caption, and stays in print and where there is no
+    JavaScript. `draw(axes, *values)` draws on n empty axes of `size` inches, and sets limits. controls: for each label
     the values that it runs through; numbers make a slider, words a list, True and False a box to tick. start: the
-    values that are not the first ones of their lists at the beginning. The script knows lines, markers, filled areas,
-    images, texts, titles and ticks, with plain letters and no TeX. ValueError for a start that is no value of its
-    control, or TeX.
+    initial values that are not the first ones of their lists. The script knows lines, markers, filled areas,
+    images, texts, titles and ticks, with plain letters and no TeX. Raises ValueError for a start that is not a value of
+    its control, or for TeX.
     """
     for label, value in (start := start or {}).items():
         if value not in controls.get(label, ()):
             raise ValueError(f"start = {{{label!r}: {value!r}}}: not among the values of {controls}")
     fig, axes = panels(n, size=size)
-    parts, states = {}, []  # what several states share is written once
+    parts, states = {}, []  # what several states share is written only once
 
     def part(content):
         return parts.setdefault(json.dumps(content, ensure_ascii=False, separators=(",", ":")), len(parts))
@@ -82,7 +82,7 @@ def _drawn(ax):
 
 
 def _frame(ax, size):
-    """The labels and ticks of an axis, and its height over its width where that is fixed."""
+    """The labels and ticks of an axis, and the ratio of its height to its width where that is fixed."""
     frame = {"size": [round(100 * length) for length in size]}
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
     if ax.get_aspect() != "auto":
@@ -125,7 +125,7 @@ def _color(color, alpha=None):
 
 
 def _layers(ax, artist):
-    """(look, shape) of what the script draws for an artist: the look has what stays when the artist moves."""
+    """(look, shape) of what the script draws for an artist: the look holds what stays when the artist moves."""
 
     def packed(points):  # 16-bit integers, the least significant byte first
         return base64.b64encode(points.astype("<i2").tobytes()).decode()
@@ -183,7 +183,7 @@ def _layers(ax, artist):
 
 
 def _told(artist, controls):
-    """What `tell` has said about an artist, for the script."""
+    """What `tell` has attached to an artist, for the script."""
     told = {key: value for key, value in getattr(artist, "told", {}).items() if value is not None}
     if "sets" in told:
         labels = list(controls)
@@ -199,7 +199,7 @@ def _told(artist, controls):
 
 
 def _svg_path(path, size):
-    """The path of a marker of a size in points, in hundredths of an inch."""
+    """The path, in hundredths of an inch, of a marker whose size is in points."""
     scaled = path.transformed(mpl.transforms.Affine2D().scale(size / 0.72, -size / 0.72))
     letters, words = {1: "M", 2: "L", 3: "Q", 4: "C", 79: "Z"}, []
     for points, code in scaled.iter_segments(simplify=False):

@@ -28,7 +28,7 @@ def labels(K: int, n: int, device: torch.device | str | None = None) -> Tensor:
 
 
 def one_hot(y: Tensor, K: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    r"""The targets `(K, N)` whose column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in class order.
+    r"""The targets `(K, N)`: column i is the unit vector of class `y[i]`; :math:`I_K \otimes 1_n^T` in class order.
 
     >>> one_hot(torch.tensor([0, 1, 1]), K=2).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]

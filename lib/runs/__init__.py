@@ -1,1 +1,1 @@
-"""Whatever survives a kill: finished runs, sweeps, the devices they run on."""
+"""Runs and sweeps that survive a kill, and the devices they use."""

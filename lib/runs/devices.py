@@ -1,6 +1,6 @@
 """The device that a chapter computes on: chosen in one place, kept to its share of the memory, noted for the record.
 
-torch is imported by what needs it, not by this module: the build asks for driver files without waiting for torch.
+The functions that need torch import it, not this module: the build asks for driver files without waiting for torch.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from lib.checks import one_of
 from lib.ledger.notes import note
 
-#: What the drivers of NVIDIA's cards, of the same under Windows, and of AMD's leave in the file system.
+#: Files that the drivers leave: of NVIDIA's cards, of the same under Windows, and of AMD's cards.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def choose(device: str = "auto") -> str:
     """The device to compute on, `"cuda"` or `"cpu"`: what `"auto"` stands for, or `device` itself.
 
-    `"auto"` is a GPU where torch finds one, otherwise the CPU. On a GPU this process may take the part of its memory
-    that the environment variable COLLAPSE_GPU_SHARE says, a number in (0, 1]; `lib.book` sets it where chapters share
+    `"auto"` is a GPU where torch finds one, otherwise the CPU. On a GPU this process may take the share of GPU memory
+    that the environment variable COLLAPSE_GPU_SHARE gives, a number in (0, 1]; `lib.book` sets it where chapters share
     a card. The choice is noted for the record of the build (:func:`lib.ledger.notes.note`).
 
-    Raises ValueError for another name, and for `"cuda"` where there is none, with what :func:`missing` says.
+    Raises ValueError for another name, and for `"cuda"` where there is no GPU, with what :func:`missing` says.
 
     >>> choose("cpu")
     'cpu'
@@ -45,7 +45,7 @@ def choose(device: str = "auto") -> str:
 
 
 def missing() -> str:
-    """What keeps torch from finding a GPU, in words; empty where it finds one. torch is asked if there is a driver."""
+    """What keeps torch from finding a GPU, in words; empty if it finds one. torch is asked only if a driver exists."""
     if not any(Path(path).exists() for path in DRIVERS):
         return f"there is no driver of a GPU (none of {', '.join(DRIVERS)})"
     import torch
@@ -73,7 +73,7 @@ def name(device: str) -> str:
 
 @contextlib.contextmanager
 def one_thread():
-    """Within it torch, if it is imported, has one thread, so that a result does not depend on what runs beside it.
+    """Within the block torch, if imported, has one thread, so that a result does not depend on what else is running.
 
     >>> import torch
     >>> with one_thread():

@@ -11,32 +11,33 @@ from pathlib import Path
 from lib.checks import positive_integers
 from lib.runs import store
 
-_GRACE = 10  # seconds until the lock of a journal counts as that of a dead worker; a write takes milliseconds
+_GRACE = 10  # seconds after which the lock of a journal counts as a dead worker's; a write takes milliseconds
 
 
 def search(objective: Callable, journal: str | Path, trials: int, resource: int, seed: int = 0):
     """The maximum of an objective: Optuna's TPE sampler under its Hyperband pruner, on a journal that workers share.
 
     Every process that makes the same call joins the search; each stops once the journal holds `trials` trials that are
-    complete or pruned. Those under way are finished then, so that `n` workers may make up to `n - 1` trials more.
+    complete or pruned. Trials under way then still run to their end, so that `n` workers may make up to `n - 1` more.
     The random numbers of a trial depend on `seed` and its number in the journal: a single worker that is
-    interrupted between trials and goes on finds what it would have found, and workers do not draw the same.
+    interrupted between trials and resumed finds what it would have found, and workers do not draw the same numbers.
 
-    A killed worker leaves a trial that looks as if it still ran. It counts for nothing and hinders nobody: another is
-    made in its stead. A half-written last line of the journal is cut off, with a warning. A lock that a killed worker
-    held is taken away by Optuna after 10 s.
+    A killed worker leaves a trial that looks as if it were running. It does not count and blocks nobody: another is
+    made in its place. A half-written last line of the journal is cut off, with a warning. Optuna removes the lock of a
+    killed worker after 10 s.
 
     Parameters
     ----------
     objective
-        Takes an :class:`optuna.Trial`, returns a number. It may report on the way, after 1 to `resource` epochs, with
-        `trial.report(value, epoch)`, and end with :class:`optuna.TrialPruned` where `trial.should_prune()`.
+        Takes an :class:`optuna.Trial`, returns a number. It may report intermediate values, after 1 to `resource`
+        epochs, with `trial.report(value, epoch)`, and end with :class:`optuna.TrialPruned` where
+        `trial.should_prune()`.
     journal
         A file, made if absent.
     trials, resource
-        How many are needed, and the last epoch that is reported.
+        How many trials are needed, and the last epoch that is reported.
     seed
-        Of the sampler.
+        Seed of the sampler.
 
     Returns
     -------
@@ -88,7 +89,7 @@ def search(objective: Callable, journal: str | Path, trials: int, resource: int,
 
 
 def _mend(journal: Path, lock) -> None:
-    """Cut off a line that a worker died over, for nothing could be read behind it."""
+    """Cut off a line that a worker died writing, for nothing after it could be read."""
     lock.acquire()
     try:
         content = journal.read_bytes()

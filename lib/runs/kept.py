@@ -1,8 +1,8 @@
-"""Many runs of one computation, as many at once as the memory holds; what is finished survives a killed build.
+"""Many runs of one computation, as many at once as the memory holds; finished runs survive a killed build.
 
-A chapter puts each computation that takes minutes through :func:`run`. Inside a build a finished run lies on the disk
-until the chapter has finished, so that a build that is killed goes on from there. Where the memory of the device does
-not suffice, a part of the runs is halved, and a line says so.
+A chapter puts each computation that takes minutes through :func:`run`. Inside a build a finished run stays on disk
+until the chapter has finished, so that a killed build resumes from there. Where the memory of the device does
+not suffice, a part of the runs is halved, and a line of output says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lib.ledger.notes import note
 from lib.runs import store
 from lib.runs.processes import side_by_side
 
-# How memory runs out without torch.OutOfMemoryError: in the CPU's allocator, in the driver, in the libraries
+# Signs of memory running out without torch.OutOfMemoryError: in the CPU's allocator, in the driver, in the libraries
 _SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "_STATUS_ALLOC_FAILED")
 _PLAIN = (bool, int, float, complex, str, type(None))
 # What a pickle of such results names beside tensors; reading refuses any other, for unpickling can run code
@@ -45,30 +45,30 @@ def run(
     jobs: int | None = 1,
     alike: Callable | None = None,
 ) -> list:
-    """`function(items)`, in parts, each finished part kept until the chapter has finished.
+    """`function(items)`, in parts, each of which is kept, once finished, until the chapter has finished.
 
     Inside a build (`lib.book` sets COLLAPSE_UNFINISHED, a folder that belongs to one state of code, parameters,
     versions and data) finished runs are written to files that are whole or absent. When the chapter is executed again
-    after the build was killed or the chapter failed, only what is not there is computed; one line says how much was
-    taken up. Elsewhere nothing is kept.
+    after the build was killed or the chapter failed, only what is missing is computed; one line says how many runs
+    were reused. Outside a build nothing is kept.
 
-    Where a part does not fit into the memory of the device, its memory is freed, it is halved, as are parts that are
-    larger than its half, and one line says so.
+    Where a part does not fit into the memory of the device, its memory is freed, it is halved, other parts are cut to
+    at most that half, and one line says so.
 
     Parameters
     ----------
     function
         Takes a list of items, returns a sequence with one result for each. A result depends on its item alone: random
         numbers come from a seed in the item or from a generator that it makes, and nothing that comes later may depend
-        on what else it does, for where the result is taken up it is not called.
+        on its side effects, for where the result is reused it is not called.
     items
-        What JSON can write (numbers, text, None, lists, dictionaries of these), no two the same.
+        Values that JSON can write (numbers, text, None, lists, dictionaries of these), no two the same.
     name
-        Of the computation, one for each call in a chapter.
+        Of the computation, a different one for each call in a chapter.
     at_once
-        How many items, at most, go into one part; None for as many as there are for each job. Parts are even.
+        How many items, at most, go into one part; None for an equal share for each job. Parts are evenly sized.
     jobs
-        How many parts are computed side by side, those of the first items first; with more than one, each in a process
+        How many parts are computed side by side, those of the first items first; if more than one, each in a process
         of its own, in which torch has one thread. None: one for each core, and a single one where a GPU is in use.
     alike
         A function of an item; only items for which it returns the same go into one part.
@@ -78,17 +78,16 @@ def run(
     list
         One result per item, in the order of `items`: tensors on the CPU (detached, each with memory of its own), numpy
         arrays and scalars, numbers, text, None, and lists, tuples and dictionaries of these. A NamedTuple comes back
-        as a tuple, taken up or not.
+        as a tuple, whether reused or not.
 
     Raises
     ------
     ValueError
-        Before any work, for items that JSON cannot write or that are there twice. For a result of another kind, or
-        another number of results than of items. For a run that was asked for before under the same name, inside a
-        build.
+        Before any work, for items that JSON cannot write or that occur twice. For a result of another kind, or a number
+        of results other than that of items. Inside a build, for a run that was asked for before under the same name.
     RuntimeError
-        If one run alone does not fit: it names the size that was asked for. What `function` raises otherwise passes
-        through; the parts that were finished before are kept.
+        If one run alone does not fit: it names the size that was asked for. Other errors of `function` pass
+        through; the parts finished before are kept.
 
     Examples
     --------
@@ -97,7 +96,7 @@ def run(
     """
     if jobs is None:
         jobs = 1 if torch.cuda.is_initialized() else joblib.cpu_count()
-    # whether there is a GPU counts: what a CPU began is not mixed with what a GPU makes
+    # whether there is a GPU matters: results of a CPU are not mixed with those of a GPU
     keys = store.keys(({"item": item, "of": name, "gpu": torch.cuda.is_available()} for item in items), "items")
     unfinished = os.environ.get("COLLAPSE_UNFINISHED")
     folder, results = Path(unfinished) if unfinished else None, {}
@@ -108,7 +107,7 @@ def run(
     todo = [(item, key) for item, key in zip(items, keys, strict=True) if key not in results]
     waiting, most = deque(_parts(todo, at_once, jobs, alike)), len(items)
     while waiting:
-        parts = []  # all that wait, or the first where only one is computed at a time
+        parts = []  # all waiting parts, or the first where only one is computed at a time
         while waiting and (jobs > 1 or not parts):
             part = waiting.popleft()
             if len(part) > most:
@@ -153,7 +152,7 @@ def _parts(todo: list, at_once: int | None, jobs: int, alike: Callable | None) -
 
 
 def _computed(function, parts, jobs) -> Iterator[tuple[int, list, str, float]]:
-    """What :func:`_attempt` says of each part."""
+    """What :func:`_attempt` returns for each part."""
     asked = [(number, function, [item for item, _ in part]) for number, part in enumerate(parts)]
     if jobs > 1:
         return side_by_side((joblib.delayed(_attempt)(*each) for each in asked), jobs)
@@ -161,8 +160,8 @@ def _computed(function, parts, jobs) -> Iterator[tuple[int, list, str, float]]:
 
 
 def _attempt(number, function, items) -> tuple[int, list, str, float]:
-    """The number of the part, the results, or why they did not fit, and the seconds. The error, whose traceback holds
-    the memory of its frames, ends here."""
+    """The number of the part, the results, or why they did not fit, and the seconds. An error for lack of memory,
+    whose traceback holds the memory of its frames, ends here."""
     began = time.perf_counter()
     try:
         made, lack = [_plain(result) for result in function(items)], ""
@@ -174,7 +173,7 @@ def _attempt(number, function, items) -> tuple[int, list, str, float]:
 
 
 def _lack(error: BaseException | None) -> str:
-    """What did not fit, where that is what the error is about; a recording of a graph that fails names it as cause."""
+    """What did not fit, if the error is about that; a failed recording of a graph has such an error as its cause."""
     while isinstance(error, (RuntimeError, MemoryError)):
         text = str(error)
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in text for sign in _SIGNS):
@@ -198,7 +197,7 @@ def _taken_up(folder: Path, keys: list[str], name: str) -> dict:
         for key, record in store.finished(folder, keys).items():
             try:
                 found[key] = torch.load(io.BytesIO(base64.b64decode(record["result"]))), record["seconds"]
-            except Exception as error:  # a result of another version, or of a code that kept other results
+            except Exception as error:  # a result of another version, or of code that kept other results
                 what = f"{type(error).__name__}: {error}".splitlines()[0]
                 warnings.warn(f"{folder / key}.json cannot be read back ({what}); its run is made again", stacklevel=3)
     if found:
@@ -209,7 +208,7 @@ def _taken_up(folder: Path, keys: list[str], name: str) -> dict:
 
 
 def _keep(folder: Path, made: dict, seconds: float) -> None:
-    """A disk that is full ends no computation."""
+    """Write results to the folder; a full disk ends no computation."""
     try:
         for key, result in made.items():
             torch.save(result, content := io.BytesIO())

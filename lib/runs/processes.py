@@ -9,11 +9,11 @@ import joblib
 
 
 def side_by_side(calls: Iterable, jobs: int) -> Iterator:
-    """The results of calls that `joblib.delayed` made, as they come, each from one of so many processes.
+    """The results of calls that `joblib.delayed` made, as they come, each from one of `jobs` processes.
 
-    In each torch and the libraries of linear algebra have one thread. Processes, since threads that make many small
-    steps in numpy or torch wait for one another at every one: two of them together are slower than one.
-    Raises BrokenExecutor, which says so, where a process dies; what a call raises passes through.
+    In each process torch and the linear algebra libraries have one thread. Processes are used since threads that make
+    many small steps in numpy or torch wait for one another at every step: two together are slower than one.
+    Raises BrokenExecutor, which says so, if a process dies; what a call raises passes through.
 
     >>> sorted(side_by_side((joblib.delayed(abs)(number) for number in (-2, 3)), jobs=1))
     [2, 3]

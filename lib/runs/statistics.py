@@ -42,7 +42,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
         \mathtt{slope} = \frac{\sum_i (x_i - \bar x)(y_i - \bar y)}{\sum_i (x_i - \bar x)^2}, \qquad
         r^2 = 1 - \frac{\sum_i (y_i - \mathtt{slope}\, x_i - \mathtt{intercept})^2}{\sum_i (y_i - \bar y)^2}
 
-    Where all y are equal the line explains them, and :math:`r^2 = 1`; where all x are equal there is no line, and all
+    Where all y are equal, the line explains them and :math:`r^2 = 1`; where all x are equal, there is no line and all
     three are nan.
 
     Parameters
@@ -86,25 +86,25 @@ def bootstrap(
 ) -> Interval:
     r"""A statistic of group means, with the 95% percentile interval of the bootstrap within groups.
 
-    From a group of n repetitions n - 1 are drawn with replacement, independently for each group. The mean of so many
-    has, over the draws, the variance :math:`s^2/n` with the unbiased :math:`s^2`; that of n draws would be
-    too small by the factor :math:`(n-1)/n`, which matters for a handful of repetitions (Rao & Wu, 1988). What is
-    measured on one repetition stays together, so that quantities that share their seeds are compared in pairs.
+    From a group of n repetitions n - 1 are drawn with replacement, independently for each group. Over the draws,
+    the mean of n - 1 has the variance :math:`s^2/n` with the unbiased :math:`s^2`; that of n draws would be
+    too small by the factor :math:`(n-1)/n`, which matters for a handful of repetitions (Rao & Wu, 1988). Quantities
+    measured on one repetition stay together, so that those that share their seeds are compared in pairs.
 
     The repetitions of a group have to be independent of one another and of those of the other groups. With three to
-    five of them the interval is a rough one, on average a little too short.
+    five of them the interval is rough and, on average, a little too short.
 
     Parameters
     ----------
     statistic
         Takes `(..., groups, quantities)`, the means of every group, and returns `(...)`.
     groups
-        For each group an array `(repetitions, quantities)` of at least two repetitions; groups may differ in these.
+        For each group an array `(repetitions, quantities)` of at least two repetitions; their number may differ.
 
     Raises
     ------
     ValueError
-        If a group has another shape, fewer than two repetitions or an entry that is not finite.
+        If a group has the wrong shape, fewer than two repetitions or an entry that is not finite.
 
     Examples
     --------

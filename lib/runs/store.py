@@ -1,4 +1,4 @@
-"""Finished runs in a folder: one file of JSON for each, whole or absent, found again by a hash of what was asked for.
+"""Finished runs in a folder: one file of JSON for each, whole or absent, found by a hash of what was asked for.
 
 :mod:`lib.runs.kept` and :mod:`lib.runs.sweep` keep their runs here.
 """
@@ -20,7 +20,7 @@ from lib.data.files import atomically
 def keys(asked: Iterable, what: str) -> list[str]:
     """A key for each thing that is asked for, 32 hex digits; equal things have equal keys.
 
-    ValueError, in which `what` says what the things are, for one that JSON cannot write or that is there twice.
+    Raises ValueError, in which `what` names the things, for one that JSON cannot write or that occurs twice.
 
     >>> keys([{"a": 1, "b": 2}], "items") == keys([{"b": 2, "a": 1}], "items")
     True
@@ -49,7 +49,7 @@ def writable(folder: str | Path) -> Path:
 
 
 def keep(folder: Path, key: str, record: Mapping) -> dict:
-    """Write the record of a finished run to `<key>.json`, with its key and a checksum; returns it as it is kept."""
+    """Write the record of a finished run, with its key and a checksum, to `<key>.json`; returns it with its key."""
     record = {"key": key, **record}
     with atomically(folder / f"{key}.json") as partial:
         text = json.dumps(record | {"checksum": _hash(record)}, ensure_ascii=False, indent=1)
@@ -60,7 +60,7 @@ def keep(folder: Path, key: str, record: Mapping) -> dict:
 def finished(folder: str | Path, keys: Iterable[str]) -> dict[str, dict]:
     """The records that the folder, which need not exist, holds under the keys.
 
-    Warns (UserWarning, no ValueError) of a file that is damaged, by its name; that run counts as not made.
+    Warns (UserWarning, no ValueError) of a damaged file, naming it; its run counts as not made.
     """
     found = {}
     for key in keys:
@@ -79,8 +79,8 @@ def finished(folder: str | Path, keys: Iterable[str]) -> dict[str, dict]:
 
 
 def program(source: str) -> str:
-    """What a source text does, as JSON: without its docstrings, its comments and its layout, and the same for every
-    version of Python. Broken code comes back as it is.
+    """What a source text does, as JSON: without its docstrings, comments and layout, and the same for every version of
+    Python. Broken code comes back as it is.
 
     >>> program("def f(x):\\n    'Twice x.'\\n    return 2*x  # doubled") == program("def f(x): return 2 * x")
     True
@@ -97,7 +97,7 @@ def program(source: str) -> str:
 
 
 def _shape(node):
-    """A syntax tree as lists; fields that are empty are left out, for versions of Python differ in those."""
+    """A syntax tree as lists; empty fields are left out, since versions of Python differ in those."""
     if isinstance(node, ast.AST):
         fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
         return [type(node).__name__, *(field for field in fields if field[1] not in ("None", []))]

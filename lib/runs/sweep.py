@@ -1,7 +1,7 @@
 """Many runs of one function, here or on a cluster, that survive a lost process.
 
-joblib makes the runs on this machine, Dask on a cluster. What is added is the record: each finished run is one small
-JSON file in a results folder, so that what was finished is never computed again::
+joblib makes the runs on this machine, Dask on a cluster. This module adds the record: each finished run is one small
+JSON file in a results folder, so that it is never computed again::
 
     results = sweep.run(
         train_one,
@@ -10,9 +10,9 @@ JSON file in a results folder, so that what was finished is never computed again
     )
 
 A cluster is a scheduler, `PYTHONPATH=. dask scheduler --host 127.0.0.1` in the book's folder, and workers that it
-knows, once per processor or GPU: `PYTHONPATH=. dask worker tcp://127.0.0.1:8786 --host 127.0.0.1 --nthreads 1`
+knows, one per processor or GPU: `PYTHONPATH=. dask worker tcp://127.0.0.1:8786 --host 127.0.0.1 --nthreads 1`
 likewise. Whoever reaches one of them can run code: on several machines they need TLS, see chapters/back/building.md.
-After an edit of `lib` workers have to be started anew: they compute with what they have imported.
+After an edit of `lib` workers have to be restarted: they compute with what they have imported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lib.runs.devices import one_thread
 from lib.runs.processes import side_by_side
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE = 10  # seconds until a scheduler that does not answer, or has no worker, is given up
+_PATIENCE = 10  # seconds after which a scheduler that does not answer, or has no worker, is given up
 
 
 def run(
@@ -48,22 +48,23 @@ def run(
 ) -> list:
     """`[function(**configuration) for configuration in configurations]`, each computed once and kept.
 
-    A run that `folder` holds is read and not computed. The others are computed in parallel, each on one thread, so that
-    a result does not depend on what runs beside it. This process alone writes, each run as soon as it is there; workers
+    A run that `folder` holds is read, not computed. The others are computed in parallel, each on one thread, so that a
+    result does not depend on what else is running. Only this process writes, each run as soon as it is done; workers
     need no access to the folder. A file is whole or absent (:mod:`lib.runs.store`).
-    This call may be killed at any time and made again, and only runs that were under way are lost. The runs are made
+    This call may be killed at any time and repeated; only runs that were under way are lost. The runs are made
     on this machine, or on the cluster whose Dask scheduler the environment variable SCHEDULER names.
 
     Parameters
     ----------
     function
-        Takes a configuration as keyword arguments, returns what JSON can hold. Random numbers come from a seed in the
-        configuration: a run whose worker dies is made again on another.
+        Takes a configuration as keyword arguments, returns a value that JSON can hold. Random numbers come from a
+        seed in the configuration: a run whose worker dies is made again on another.
     configurations
         Mappings of names to plain JSON values: numbers, text, None, lists, dictionaries of these. No two are the same.
     folder
-        Of the results, made if absent: one file `<key>.json` per run, with `key`, `function`, `configuration`,
-        `version`, `result`, `seconds` and `checksum`. The key is a hash of function's name, configuration and version.
+        For the results, made if absent: one file `<key>.json` per run, with `key`, `function`, `configuration`,
+        `version`, `result`, `seconds` and `checksum`. The key is a hash of the function's name, configuration and
+        version.
     asked
         Whether to compute what `folder` does not hold. If not, nothing is computed or written, and the folder need not
         exist.
@@ -81,18 +82,18 @@ def run(
     Raises
     ------
     ValueError
-        Before any work, for a configuration that is not as above or that stands there twice, and for a folder in which
+        Before any work, for a configuration that is not as above or that occurs twice, and for a folder in which
         nothing can be written.
     ConnectionError
-        If no scheduler with a worker answers at the address, or it is lost on the way.
+        If no scheduler with a worker answers at the address, or it is lost during the runs.
     RuntimeError
         If runs fail: the others are finished first and kept, then the error names the configurations that failed. Also
-        if a process of this machine dies (of a lack of memory, say).
+        if a process on this machine dies (from lack of memory, say).
 
     Warns
     -----
     UserWarning
-        Of a file that is damaged, by its name; that run is made again.
+        Of a damaged file, by its name; its run is made again.
 
     Examples
     --------
@@ -104,7 +105,7 @@ def run(
     [32, 9]
     [32, 9, None]
     """
-    if "<lambda>" in function.__qualname__:  # two of them could not be told apart
+    if "<lambda>" in function.__qualname__:  # two lambdas could not be told apart
         raise ValueError(f"function = {function!r}: a function with a name is needed")
     jobs = joblib.cpu_count() if jobs is None else jobs
     keys = store.keys(([_name(function), one, version] for one in configurations), "configurations")
@@ -133,7 +134,7 @@ def run(
 
 
 def asked_for() -> bool:
-    """Whether the environment asks for sweeps of the papers' size: COLLAPSE_SWEEP is `run`.
+    """Whether the environment asks for sweeps of the papers' size, with COLLAPSE_SWEEP set to `run`.
 
     >>> asked_for()
     False
@@ -142,13 +143,13 @@ def asked_for() -> bool:
 
 
 def results_folder(name: str) -> Path:
-    """Where a chapter keeps what took long: in the folder COLLAPSE_RESULTS, otherwise below the book's build folder."""
+    """Where a chapter keeps costly results: in the folder COLLAPSE_RESULTS, otherwise below the book's build folder."""
     build = Path(os.environ.get("BOOK_BUILD") or _ROOT / "_build")
     return Path(os.path.expanduser(os.environ.get("COLLAPSE_RESULTS") or build / "results")).absolute() / name
 
 
 def version_of(*code) -> str:
-    """A hash of what modules and functions do: other code is another version, another docstring or comment is not.
+    """A hash of what modules and functions do: other code is another version; another docstring or comment is not.
 
     >>> version_of(run) == version_of(run), version_of(run) == version_of(run, asked_for)
     (True, False)
@@ -164,7 +165,7 @@ def _name(function) -> str:
 
 
 def _execute(key, function, configuration) -> tuple[str, dict]:
-    """One run in whatever process: its result as JSON gives it back, or its error as text."""
+    """One run, in any process: its result as JSON gives it back, or its error as text."""
     began = time.perf_counter()
     try:
         if isinstance(function, bytes):
@@ -182,7 +183,7 @@ def _here(function, todo, jobs) -> Iterator[tuple[str, dict]]:
 
 
 def _on_cluster(function, todo, scheduler) -> Iterator[tuple[str, dict]]:
-    """Dask makes the runs of a worker that dies again on another."""
+    """Results from Dask, which repeats the runs of a dead worker on another."""
     if not todo:
         return
     import cloudpickle
@@ -206,7 +207,7 @@ def _connected(distributed, address):
     """A client of a scheduler that answers and has a worker."""
     try:
         client = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:  # TypeError for an address that is none
+    except (OSError, ValueError, TypeError) as error:  # TypeError for an invalid address
         start = "`PYTHONPATH=. dask scheduler --host 127.0.0.1`"
         hint = f"start one with {start}, or leave SCHEDULER empty to run on this machine"
         raise ConnectionError(f"no Dask scheduler answers at {address} ({error}); {hint}") from error

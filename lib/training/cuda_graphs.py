@@ -1,9 +1,9 @@
 """Steps that a GPU repeats by itself: recorded once as a CUDA graph, then replayed with a single call for many steps.
 
-A small step costs a GPU less time than a processor needs to ask for its kernels one by one. A graph asks for all
+A GPU makes a small step in less time than the CPU needs to launch its kernels one by one. A graph launches all
 kernels of several steps at once. It reads and writes the same memory whenever it is replayed, so a step has to
-leave its results where it found them, must not read numbers back, and takes whatever changes from tensors on the
-device. On a processor the same step is simply called.
+leave its results where it found its inputs, must not read numbers back, and takes whatever changes from tensors on
+the device. On a CPU the same step is simply called.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 
 _WARM_UP = 2  # real steps before the recording, in which libraries load their kernels and allocate their workspaces
 _RECORDING = threading.Lock()  # one at a time: a recording synchronises the device, and PyTorch has only 32 streams
-_OWN = threading.local()  # of a thread: the stream on which it records, and with it the libraries' workspaces
+_OWN = threading.local()  # per thread: the stream on which it records, and with it the libraries' workspaces
 
 
 def recorded(step: Callable[[], object], device: torch.device | str, unroll: int = 10) -> Callable[[int], None]:
-    """A function `advance(steps)` that makes exactly so many steps.
+    """A function `advance(steps)` that makes exactly `steps` steps.
 
-    On a GPU a graph holds `unroll` steps. It is recorded in the first call that has enough of them, and kept for all
-    later ones; the steps before the recording, and those that fill no graph, are plain calls. The calling thread
-    must not wait for the steps in `step`: no `.item()`, no shape that depends on numbers, no copy from the processor.
+    On a GPU a graph holds `unroll` steps. It is recorded in the first call with enough steps and kept for all later
+    calls; the steps before the recording, and those that do not fill a graph, are plain calls. `step` must not make
+    the calling thread wait for the GPU: no `.item()`, no shape that depends on values, no copy from the CPU.
 
     >>> total = torch.zeros(())
     >>> advance = recorded(lambda: total.add_(1), device="cpu")
@@ -50,13 +50,13 @@ def recorded(step: Callable[[], object], device: torch.device | str, unroll: int
 
 
 def _record(step: Callable[[], object], unroll: int, device: torch.device) -> torch.cuda.CUDAGraph:
-    """A graph of `unroll` steps. Recording makes none of them; the `_WARM_UP` steps before it are made."""
+    """A graph of `unroll` steps. Recording executes none of them; the `_WARM_UP` steps before it are real."""
     if not hasattr(_OWN, "streams"):
         _OWN.streams = {}
     if device not in _OWN.streams:
         _OWN.streams[device] = torch.cuda.Stream(device)
     side, current = _OWN.streams[device], torch.cuda.current_stream(device)
-    with _RECORDING:  # the warm-up, too: another thread's stream may be this one, and would record it
+    with _RECORDING:  # the warm-up, too: another thread's stream may be this one, and would record the warm-up
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
@@ -72,7 +72,7 @@ def _record(step: Callable[[], object], unroll: int, device: torch.device) -> to
 
 @contextlib.contextmanager
 def rounding_to_tf32(allowed: bool = True):
-    """Whether a GPU may round the factors of float32 products and convolutions to TF32, and afterwards as before.
+    """Set whether a GPU may round factors of float32 products and convolutions to TF32, then restore the setting.
 
     >>> before = torch.backends.cudnn.conv.fp32_precision
     >>> with rounding_to_tf32(False):

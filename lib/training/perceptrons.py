@@ -1,13 +1,13 @@
 r"""SGD on many multilayer perceptrons at once: runs are the first dimension of every tensor.
 
-The networks are those of :func:`lib.models.networks.mlp` with ReLU, of one shape. Each run has its own weights,
+The networks are those of :func:`lib.models.networks.mlp` with ReLU, all of one shape. Each run has its own weights,
 observed labels, loss and order of the samples, and ends where it would have ended alone, up to rounding. Four things
 make it fast:
 
-- A linear map of all runs is one batched product, and so are the two products of its gradient.
+- A linear map of all runs is one batched product, and so is each of the two products in its gradient.
 - The gradient is written out. Batch normalisation, the activation and their derivatives work in place, on batches
   `(R, B, width)` whose rows are contiguous.
-- The product that gives the gradient of a matrix adds it to the momentum at once, and is never stored by itself.
+- The product that gives the gradient of a matrix adds it directly to the momentum; it is never stored by itself.
 - The bias in front of batch normalisation has no effect on a batch and no gradient. It is added to the running means,
   and shrinks by weight decay, which is all that happens to it in PyTorch as well, up to rounding.
 """
@@ -30,7 +30,7 @@ _EPS, _FORGET = 1e-5, 0.1  # of nn.BatchNorm1d
 
 
 class Weights(NamedTuple):
-    r"""Parameters and running statistics of R networks with L hidden layers and the last linear map.
+    r"""Parameters and running statistics of R networks with L hidden layers and a last linear map.
 
     Attributes
     ----------
@@ -39,9 +39,9 @@ class Weights(NamedTuple):
     biases
         :math:`a_1, \dots, a_L, b`, each `(R, out)`.
     scales
-        Of the batch normalisations, `(R, out)` each.
+        Scales of the batch normalisations, `(R, out)` each.
     shifts
-        Of the batch normalisations, `(R, out)` each.
+        Shifts of the batch normalisations, `(R, out)` each.
     means
         Their running means, `(R, out)` each.
     variances
@@ -58,7 +58,7 @@ class Weights(NamedTuple):
 
 @torch.no_grad()
 def stack(models: Iterable[nn.Module], runs: int) -> Weights:
-    """Copy R = `runs` networks made by :func:`lib.models.networks.mlp`, all alike, into one set of tensors.
+    """Copy R = `runs` networks made by :func:`lib.models.networks.mlp`, of one shape, into one set of tensors.
 
     >>> weights = stack([mlp(4, M=3, K=2, width=8, depth=2, seed=seed) for seed in (0, 1)], runs=2)
     >>> [tuple(A.shape) for A in weights.matrices]
@@ -88,7 +88,7 @@ def initialise(
 ) -> Weights:
     """:func:`stack` of :func:`lib.models.networks.mlp` for each seed, without holding the R modules at once.
 
-    The other arguments are those of :func:`lib.models.networks.mlp`. ValueError as there.
+    The other arguments, and the ValueError, are those of :func:`lib.models.networks.mlp`.
 
     >>> weights = initialise(seeds=[0, 1], inputs=4, M=3, K=2, width=8, depth=2)
     >>> [tuple(A.shape) for A in weights.matrices]
@@ -120,8 +120,8 @@ def train_together(
     Parameters
     ----------
     models
-        As :func:`stack` and :func:`initialise` give them, on the device of `x`. Beside them their momentum has to fit
-        there, and twice their activations on one batch.
+        As :func:`stack` and :func:`initialise` give them, on the device of `x`. Their momentum and twice their
+        activations on one batch have to fit there as well.
     x
         Inputs `(N, inputs)` for all runs.
     y
@@ -130,7 +130,7 @@ def train_together(
         For each run one of `("ce", 0)`, cross-entropy; `("ls", alpha)`, :func:`lib.models.losses.label_smoothing`;
         `("lr", alpha)`, label relaxation; `("mse", 0)`, :func:`lib.models.losses.squared_error` times :math:`2/K`,
         which averages over the outputs as well. With :math:`p_i` the softmax of the scores, label relaxation is 0 where
-        :math:`p_{i y_i} \ge 1 - \alpha`, and else
+        :math:`p_{i y_i} \ge 1 - \alpha`, and otherwise
 
         .. math::
 
@@ -146,7 +146,7 @@ def train_together(
     sgd
         The settings, the same for all runs.
     seeds
-        Of the order of the samples in each run; 0 to R-1 if left out.
+        Seeds of the order of the samples in each run; 0 to R-1 if left out.
 
     Raises
     ------
@@ -154,8 +154,8 @@ def train_together(
         For a number out of its range, an unknown loss, labels or shapes that do not fit, and where a batch would have
         one sample only, which cannot be normalised.
     FloatingPointError
-        If the weights of a run are not finite at the end of an epoch; it names the epoch and the first such run. No
-        weights are of use then.
+        If the weights of a run are not finite at the end of an epoch; it names the epoch and the first such run. The
+        weights of all runs are then useless.
 
     Examples
     --------
@@ -182,13 +182,13 @@ def train_together(
             run = int((~finite).nonzero()[0])
             raise FloatingPointError(f"epoch {epoch}, run {run}: learning_rate = {rate} may be too large")
         rate = rate * sgd.gamma if epoch in sgd.milestones else rate
-    for mine, theirs in zip(ensemble.models[1:], models[1:], strict=True):  # the matrices were moved in place
+    for mine, theirs in zip(ensemble.models[1:], models[1:], strict=True):  # the matrices were updated in place
         torch._foreach_copy_(theirs, mine)
 
 
 @torch.no_grad()
 def features(models: Weights, x: Tensor, batch_size: int = 1000) -> Tensor:
-    """Features `(R, N, M)` of inputs `(N, inputs)` in evaluation mode, on the device of all of them.
+    """Features `(R, N, M)` of inputs `(N, inputs)` in evaluation mode, on their common device.
 
     >>> weights = initialise(seeds=[0, 1], inputs=4, M=3, K=2, width=8, depth=2)
     >>> tuple(features(weights, torch.zeros(5, 4)).shape)
@@ -210,7 +210,7 @@ def features(models: Weights, x: Tensor, batch_size: int = 1000) -> Tensor:
 
 @torch.no_grad()
 def classify(models: Weights, H: Tensor) -> Tensor:
-    """Scores `(R, N, K)` of features `H: (R, N, M)`, what the last layer of each run makes of them."""
+    """Scores `(R, N, K)` of features `H: (R, N, M)`, as the last layer of each run gives them."""
     return torch.baddbmm(models.biases[-1][:, None], H, models.matrices[-1].mT)
 
 
@@ -221,7 +221,7 @@ class _Ensemble:
     """R networks while they are trained, with momenta and memory for a batch.
 
     Biases, scales and shifts are kept side by side in one tensor, and so are running statistics: a layer has six small
-    vectors, and moving each by itself would cost more calls than all of its products.
+    vectors, and updating each by itself would cost more calls than all of its products.
     """
 
     def __init__(self, models: Weights, x: Tensor, y: Tensor, losses, sgd: SGD):
@@ -236,22 +236,22 @@ class _Ensemble:
 
         self.matrix_momenta = [torch.zeros_like(A) for A in models.matrices]
         self.vector_momenta = torch.zeros_like(self.vectors)
-        # those of the hidden biases stay zero: the mean of a batch takes them away again
+        # gradients of the hidden biases stay zero: subtracting the batch mean removes these biases
         self.vector_gradient, views = _joined([torch.zeros_like(part) for part in vectors])
         self.bias_gradient, self.scale_gradients, self.shift_gradients = views[L], views[L + 1 : -L], views[-L:]
         self.batch_means, self.mean_views = _joined(means)
         self.batch_variances, self.variance_views = _joined(variances)
 
-        # Memory for a batch is made once: fresh memory of this size goes back to the system after every step, and
-        # asking for it again costs more than the passes over it. The gradient and the scratch of a layer are no longer
-        # needed when the next layer of that width has them.
+        # Memory for a batch is allocated once: fresh memory of this size goes back to the system after every step, and
+        # asking for it again costs more than the passes over it. A layer no longer needs its gradient and scratch
+        # memory when the next layer of that width uses them.
         self.batches = math.ceil(len(x) / sgd.batch_size)
         largest, sizes = math.ceil(len(x) / self.batches), [A.shape[-2] for A in models.matrices[:-1]]
         self.images = like.new_empty(R * largest, x.shape[1])
         self.centred, self.active = ([like.new_empty(R, largest, size) for size in sizes] for _ in range(2))
         self.gradients, self.spare = ({s: like.new_empty(R, largest, s) for s in set(sizes)} for _ in range(2))
 
-        self.losses = []  # runs with one formula together: the formula, which runs, and their alphas (r, 1, 1)
+        self.losses = []  # runs grouped by formula: the formula, which runs, and their alphas (r, 1, 1)
         for function in dict.fromkeys(_LOSSES.values()):
             runs = [run for run, (name, _) in enumerate(losses) if _LOSSES[name] is function]
             if runs:
@@ -297,7 +297,7 @@ class _Ensemble:
             # factor * (D - mean of D - Z / std * mean of D * Z / std), means over the batch
             offset, slope = (factor * shift).div_(-B), (factor * inverse).mul_(scale).div_(-B)
             G = torch.addcmul(offset[:, None], Z, slope[:, None], out=spare).addcmul_(D, factor[:, None])
-            if i:  # before the matrix moves: the layer below wants the gradient of the old one
+            if i:  # before the matrix is updated: the layer below needs the gradient through the old one
                 D = torch.bmm(G, As[i], out=gradients[As[i].shape[-1]])
             self._move_matrix(i, G, active[i], rate)
         self._move(self.vectors, self.vector_momenta, rate, lambda v, keep: v.mul_(keep).add_(self.vector_gradient))
@@ -310,7 +310,7 @@ class _Ensemble:
     def _move(self, part: Tensor, v: Tensor, rate: float, add: Callable[[Tensor, float], Tensor]) -> None:
         r"""The step of SGD on one tensor; `add(v, keep)` multiplies `v` by `keep` and adds the gradient of the risk.
 
-        With :math:`g` the gradient of the objective it is :math:`v \leftarrow \mu v + g` and then
+        With :math:`g` the gradient of the objective, the step is :math:`v \leftarrow \mu v + g` and then
         :math:`\theta \leftarrow \theta - \eta (g + \mu v)`. As :math:`g = v - \mu v_{old}`, the latter is
         :math:`\theta + \eta\mu v_{old} - \eta(1 + \mu) v`: the gradient is needed for :math:`v` only.
         """
@@ -324,7 +324,7 @@ class _Ensemble:
         part.add_(v, alpha=-rate - ahead)
 
     def _slope(self, S: Tensor, y: Tensor) -> Tensor:
-        """The gradient `(R, B, K)` of the mean loss of each run in its scores."""
+        """The gradient `(R, B, K)` of the mean loss of each run with respect to its scores."""
         G = torch.empty_like(S)
         for function, runs, alpha in self.losses:
             G[runs] = function(S[runs], y[runs], alpha)
@@ -332,7 +332,7 @@ class _Ensemble:
 
 
 def _joined(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """`(R, n_i)` side by side, and the views of them."""
+    """Tensors `(R, n_i)` side by side, and views of each."""
     joined = torch.cat(parts, 1)
     return joined, list(joined.split([part.shape[1] for part in parts], 1))
 
@@ -348,7 +348,7 @@ def _cross_entropy(S, y, alpha):
 def _relaxation(S, y, alpha):
     y = y[..., None]
     log_p = S.log_softmax(-1)
-    right = log_p.gather(-1, y) >= torch.log1p(-alpha)  # asked so that a score that is not a number shows
+    right = log_p.gather(-1, y) >= torch.log1p(-alpha)  # asked this way so that a nan score shows
     others = S.scatter(-1, y, -math.inf)
     targets = (alpha * others.softmax(-1)).scatter(-1, y, (1 - alpha).expand_as(y))
     return torch.where(right, 0.0, log_p.exp_().sub_(targets))

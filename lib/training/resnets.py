@@ -1,6 +1,6 @@
 r"""SGD on many small ResNet20s at once: the runs stand side by side as groups of channels.
 
-The networks are those of :func:`lib.models.networks.resnet20`, of one shape. Maps of all runs are one tensor
+The networks are those of :func:`lib.models.networks.resnet20`, all of one shape. Maps of all runs are one tensor
 `(B, R C, height, width)`, a convolution of all runs is one with R groups, and batch normalisation works channel by
 channel anyway. Every run has its own weights, order of the samples, learning rate and weight decay, and ends where it
 would have ended alone, up to rounding. Small networks gain most: alone, they are bound by the number of calls.
@@ -32,7 +32,7 @@ class Look(NamedTuple):
 
 
 class Ensemble:
-    """R networks of :func:`lib.models.networks.resnet20`, of one shape, side by side; made of copies of their weights.
+    """R networks of :func:`lib.models.networks.resnet20`, of one shape, side by side, made of copies of their weights.
 
     >>> from lib.models.networks import resnet20
     >>> ensemble = Ensemble([resnet20(K=3, width=1 / 4, seed=seed) for seed in (0, 1)])
@@ -54,9 +54,9 @@ class Ensemble:
     def forward(self, x: Tensor, mixed_precision: bool = False) -> list[Tensor]:
         r"""Images `(R, B, C, height, width)` to :math:`H_1, \tilde H_2, \dots`, each `(R, B, width)`.
 
-        Batch normalisation takes the statistics of this batch. With `mixed_precision` the maps of the backbone and the
+        Batch normalisation uses the statistics of this batch. With `mixed_precision` the maps of the backbone and the
         factors of its convolutions are bfloat16; the features are means over these maps in the dtype of `x`, and the
-        head, in which ranks are counted, computes with that.
+        head, in which ranks are counted, computes in that dtype.
         """
         with torch.autocast(x.device.type, torch.bfloat16, enabled=mixed_precision):
             maps = self._maps(x)
@@ -67,7 +67,7 @@ class Ensemble:
         return found
 
     def _maps(self, x: Tensor) -> Tensor:
-        """What the backbone makes of images `(R, B, C, height, width)`: `(B, R maps, rows, columns)`."""
+        """The backbone's maps `(B, R maps, rows, columns)` of images `(R, B, C, height, width)`."""
         p, R = self.parameters, self.runs
 
         def convolution(x, name, stride=1):
@@ -94,7 +94,7 @@ class Ensemble:
 
     @torch.no_grad()
     def look(self, x: Tensor, batch_size: int = 1000) -> Look:
-        """All runs at the same images `(N, C, height, width)`, each batch normalised with the statistics of its own."""
+        """All runs on the same images `(N, C, height, width)`, each batch normalised with its own statistics."""
         with rounding_to_tf32(False):  # a look measures ranks and spreads, which that rounding would hide
             batches = [self.forward(part.expand(self.runs, *part.shape)) for part in x.split(batch_size)]
         layers = [torch.cat(parts, 1).double() for parts in zip(*batches, strict=True)]
@@ -103,7 +103,7 @@ class Ensemble:
 
 
 class Schedule(NamedTuple):
-    """The settings of :func:`train_together`; decays and what is said to be may have one number for each run."""
+    """The settings of :func:`train_together`; decays, and fields that say so, may have one number for each run."""
 
     steps: int
     learning_rate: float | Sequence[float]  #: or one for each run
@@ -111,8 +111,8 @@ class Schedule(NamedTuple):
     feature_decay: float | Sequence[float] | None = None
     momentum: float = 0.9
     batch_size: int = 50
-    warmup: int = 0  #: first steps, over which the learning rates grow linearly to their values
-    slow_start: int | Sequence[int] = 0  #: first steps, over which the weight decay grows; or one for each run
+    warmup: int = 0  #: number of first steps over which the learning rates grow linearly to their values
+    slow_start: int | Sequence[int] = 0  #: number of first steps over which the weight decay grows; or one for each run
     feature_slow_start: int = 0  #: the same for the feature decay: exponentially, from a thousandth of its value
     drop: int | None = None  #: number of steps after which the learning rates are divided by ten
 
@@ -129,7 +129,7 @@ def train_together(
 ) -> list[int | None]:
     r"""Train all runs in place by SGD with momentum on the squared error, in the scale of the model.
 
-    With `feature_decay` the model's regularisation, which the weights of the backbone do not feel,
+    With `feature_decay` the objective has the model's regularisation, which does not act on the backbone's weights,
 
     .. math:: \frac1{2N} \sum_i \|f(x_i) - e_{y_i}\|^2 + \frac{\lambda_{H_1}}2 \|H_1\|_F^2
               + \sum_l \frac{\lambda}2 \|W_l\|_F^2,
@@ -138,8 +138,8 @@ def train_together(
 
     .. math:: \frac1{2N} \sum_i \|f(x_i) - e_{y_i}\|^2 + \frac\lambda2 \|\theta\|^2,
 
-    :math:`\theta` all parameters, those of batch normalisation included. Within an epoch nothing is copied to the
-    device, or read from it, but for the looks.
+    with :math:`\theta` all parameters, those of batch normalisation included. Within an epoch nothing is copied to the
+    device, or read from it, except for the looks.
 
     Parameters
     ----------
@@ -148,10 +148,10 @@ def train_together(
     schedule
         The settings.
     seeds
-        One for each run, by default its number: of the random orders of the samples, in which a run goes through them
-        in batches; a rest that fills no batch is left out.
+        One for each run, by default its number, for the random orders in which the run goes through the samples in
+        batches; a remainder that does not fill a batch is left out.
     looks, callback
-        `callback(step)` is called after these numbers of steps, 0 for before the first.
+        `callback(step)` is called after these numbers of steps, 0 meaning before the first.
     mixed_precision
         Whether the backbone computes in bfloat16 (:meth:`Ensemble.forward`); by default on a GPU only. Weights, their
         momentum, and what a look shows have the dtype of `x` in any case.
@@ -236,10 +236,10 @@ def train_together(
 
 
 def _grown(step: int, slow_start: float) -> float:
-    """The share of a decay in this step, counted from 0."""
+    """The share of its full value that a decay has in this step, counted from 0."""
     return 1000 ** min(0.0, (step + 1) / slow_start - 1) if slow_start else 1.0
 
 
 def _spread(values: Tensor, part: Tensor) -> Tensor:
-    """A number per run `(R,)` in a shape that multiplies a parameter whose first dimension has the runs in turn."""
+    """One number per run, `(R,)`, shaped to multiply a parameter whose first dimension holds one run after another."""
     return values.repeat_interleave(len(part) // len(values)).reshape(-1, *[1] * (part.ndim - 1))

@@ -13,11 +13,11 @@ from lib.checks import positive_integers
 from lib.models.sentences import word_features
 from lib.training.cuda_graphs import recorded
 
-_DRAWN = 2**20  # how many places of orders are drawn, and go to the device, at a time
+_DRAWN = 2**20  # how many entries of orders are drawn, and go to the device, at a time
 
 
 class SentenceSGD(NamedTuple):
-    """Settings of :func:`sentence_sgd`; the paper has 0.001, 0.1 and 100. `normalize` is for `h*`."""
+    """Settings of :func:`sentence_sgd`; the paper's first three are 0.001, 0.1 and 100. `normalize` is for `h*`."""
 
     lam: float
     learning_rate: float
@@ -45,15 +45,15 @@ def sentence_sgd(
     divide N, the last batch of an epoch is smaller.
 
     A GPU replays recorded steps (:mod:`lib.training.cuda_graphs`) and reads nothing back between two calls of
-    `callback`, which therefore wants a large `every`. It adds up the gradient of a word in no fixed order, so that two
-    runs differ by rounding. Source: section 2.
+    `callback`, so `every` should be large. A GPU adds up the gradient of a word in no fixed order, so that two runs
+    differ by rounding. Source: section 2.
 
     Parameters
     ----------
     W, U, x, y
         All on the device to compute on.
     generator
-        Of the orders, on the CPU.
+        Draws the orders, on the CPU.
     callback, every
         `callback(step)` is called after each `every` steps.
 
@@ -78,7 +78,7 @@ def sentence_sgd(
     full, per_epoch = N // size, -(-N // size)
     every = steps if callback is None else every  # nobody looks in between
     sentences, classes = torch.empty_like(x), torch.empty_like(y)  # in the order of this epoch
-    batch = torch.arange(size, device=device)  # their places that come next
+    batch = torch.arange(size, device=device)  # positions of the next batch in them
 
     def step():
         _step(W, U, sentences.index_select(0, batch), classes.index_select(0, batch), settings)
@@ -97,7 +97,7 @@ def sentence_sgd(
             torch.index_select(x, 0, order, out=sentences)
             torch.index_select(y, 0, order, out=classes)
             torch.arange(size, out=batch)
-        if position == full:  # the rest of the epoch fills no batch
+        if position == full:  # the rest of the epoch does not fill a batch
             _step(W, U, sentences[full * size :], classes[full * size :], settings)
             made = 1
         else:
@@ -111,8 +111,8 @@ def sentence_sgd(
 def _step(W: Tensor, U: Tensor, words: Tensor, labels: Tensor, settings: SentenceSGD) -> None:
     """One step on sentences `words: (B, L)`, `labels: (B,)`.
 
-    No shape depends on which words occur: a GPU that records the step could not know it. So LayerNorm takes the whole
-    vocabulary, which costs little beside the products with the linear layer.
+    No shape depends on which words occur: a GPU that records the step could not know it. LayerNorm therefore takes the
+    whole vocabulary, which costs little compared with the products of the linear layer.
     """
     flat, decay = U.view(len(U), -1), 1 - settings.learning_rate * settings.lam
     with torch.enable_grad():

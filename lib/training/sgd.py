@@ -63,15 +63,15 @@ def train(
 
        \frac1N \sum_{i=1}^N \ell(f_\theta(x_i), y_i) + \frac{\lambda}{2} \|\theta\|^2,
 
-    :math:`\lambda` the weight decay and :math:`\theta` all parameters, those of batch normalisation included. An epoch
-    is a random order of the samples, cut into batches whose sizes differ by at most one. The order is drawn on the CPU,
-    so that it is the same on every device. The device is that of `x`; nothing is copied to it, or read from it, within
-    an epoch.
+    with :math:`\lambda` the weight decay and :math:`\theta` all parameters, those of batch normalisation included. An
+    epoch is a random order of the samples, cut into batches whose sizes differ by at most one. The order is drawn on
+    the CPU, so that it is the same on every device. The device is that of `x`; nothing is copied to it, or read from
+    it, within an epoch.
 
     Parameters
     ----------
     model
-        Moved to the device of `x`. A model that draws random numbers itself (dropout) takes PyTorch's global generator.
+        Moved to the device of `x`. A model that draws random numbers itself (dropout) uses PyTorch's global generator.
     x, y
         Inputs `(N, ...)` and labels `(N,)`, on one device.
     loss
@@ -79,10 +79,10 @@ def train(
     sgd
         The settings.
     seed
-        Of the order of the samples.
+        Seed of the order of the samples.
     callback
-        Called with the number of each finished epoch, and with 0 before the first. The mapping that it may return
-        (under other names than those of the row) becomes part of that epoch's row.
+        Called with the number of each finished epoch, and with 0 before the first. It may return a mapping
+        (with names other than those of the row), which becomes part of that epoch's row.
     mixed_precision
         Autocast to bfloat16 in the network; by default on a GPU only.
     channels_last
@@ -92,16 +92,16 @@ def train(
     -------
     list
         One row per epoch: `epoch`; `loss` and `accuracy`, means over the batches as they were trained on; `objective`,
-        that loss plus :math:`\frac\lambda2\|\theta\|^2` at the end of the epoch; `lr`; `seconds` of training, the
-        callback's not counted; and what the callback returned. A callback's mapping for epoch 0 makes a row without a
-        loss.
+        that loss plus :math:`\frac\lambda2\|\theta\|^2` at the end of the epoch; `lr`; `seconds` of training, without
+        the callback's; and what the callback returned. A callback's mapping for epoch 0 makes a row without a loss.
 
     Raises
     ------
     ValueError
         For a setting out of its range, and labels that do not fit.
     FloatingPointError
-        If the loss of an epoch, or the objective at its end, is not finite, be it for the inputs; it names the epoch.
+        If the loss of an epoch, or the objective at its end, is not finite, even if the inputs are the
+        cause; it names the epoch.
 
     Examples
     --------
@@ -209,7 +209,7 @@ def _evaluating(model: nn.Module):
 
 @contextlib.contextmanager
 def fastest_convolutions():
-    """cuDNN tries its algorithms on each new shape and keeps the fastest; a CPU does not notice.
+    """Let cuDNN try its algorithms on each new shape and keep the fastest; a CPU is not affected.
 
     >>> with fastest_convolutions():
     ...     torch.backends.cudnn.benchmark

@@ -1,20 +1,20 @@
 r"""Plain gradient descent on many unconstrained features models at once: runs are the first dimension of every tensor.
 
 Three things make it fast. The gradient is written out, so that a step is a handful of batched products without
-autograd; on a processor numpy does them, which is faster for small matrices, and a GPU replays recorded steps
+autograd; on a CPU numpy computes them, which is faster for small matrices, and a GPU replays recorded steps
 (:mod:`lib.training.cuda_graphs`). Runs advance together. And the samples of a class are not carried one by one where
-nothing is lost by it:
+nothing is lost by merging them:
 
-- Without a ReLU the squared loss does not notice a rotation of the samples, :math:`\|WH - Y\| = \|WHQ - YQ\|` for
-  orthogonal :math:`Q`. One that turns the samples of a class into their mean, scaled by :math:`\sqrt{n_k}`, and
+- Without a ReLU the squared loss is unchanged by a rotation of the samples, :math:`\|WH - Y\| = \|WHQ - YQ\|` for
+  orthogonal :math:`Q`. A rotation that turns the samples of a class into their mean, scaled by :math:`\sqrt{n_k}`, and
   deviations with target 0 leaves K columns of means and d columns of deviations, exactly and from the first step on.
 - With a ReLU, once the samples of a class coincide up to a stated tolerance and have the same active units, they move
-  together, and one column of length :math:`\sqrt{n_k}` times the feature has their trajectory. While the units that are
-  active are the same, a class goes through the same linear map, and the rotation applies to it: deviations have target
+  together, and one column of length :math:`\sqrt{n_k}` times the feature follows their trajectory. While the active
+  units stay the same, a class goes through the same linear map, and the rotation applies to it: deviations have target
   0 and enter the gradient of the weights through products of two of them. Deviations of relative size
   :math:`\delta` therefore change weights and means by :math:`\delta^2` only, and :math:`\delta = 10^{-8}` is as good
-  as rounding. When a unit is switched later, the samples of a class do it at the same step, unless they happen to
-  straddle the kink then; per switch the chance of that is of the order :math:`\delta`.
+  as rounding. When a unit switches later, it does so for all samples of a class at the same step, unless they happen
+  to straddle the kink then; the chance of that is of the order :math:`\delta` per switch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Runs(NamedTuple):
 
 
 class Descent(NamedTuple):
-    r"""The settings of :func:`gradient_descent`: steps of a size, and what they descend."""
+    r"""The settings of :func:`gradient_descent`: the size and number of steps, and the objective."""
 
     learning_rate: float  #: the step size :math:`\eta`
     steps: int
@@ -62,7 +62,7 @@ def random_runs(
 
     `scales` is one number, or one per factor in the order :math:`W_L, \dots, W_1, H` of the paper's figures; the bias
     has that of :math:`W_L`. Drawn on the CPU from a generator per run, so that a seed means the same everywhere.
-    ValueError for another number of scales, or without a layer.
+    Raises ValueError for a wrong number of scales, or without a layer.
 
     >>> runs = random_runs(K=3, n=2, d=4, layers=2, seeds=range(5), scales=0.1)
     >>> tuple(runs.H.shape), [tuple(W.shape) for W in runs.Ws]
@@ -86,7 +86,7 @@ def random_runs(
 
 
 def _by_part(function: Callable[..., Tensor], *runs: Runs) -> Runs:
-    """A function of tensors of one or several ensembles, factor by factor."""
+    """Apply a function to the tensors of one or several ensembles, factor by factor."""
     Ws = [function(*level) for level in zip(*(part.Ws for part in runs), strict=True)]
     b = None if runs[0].b is None else function(*(part.b for part in runs))
     return Runs(function(*(part.H for part in runs)), Ws, b)
@@ -103,7 +103,7 @@ def together(parts: Sequence[Runs]) -> Runs:
 
 
 def select(runs: Runs, chosen: Tensor | Sequence[int] | slice) -> Runs:
-    """Some of the runs, in the order of `chosen`, their numbers `(m,)` or a slice; copies, but for a slice.
+    """Some of the runs, in the order of `chosen` (their numbers `(m,)` or a slice); copies, except for a slice.
 
     >>> runs = random_runs(K=3, n=2, d=4, layers=1, seeds=range(5), scales=0.1)
     >>> torch.equal(select(runs, [4, 0]).H[0], runs.H[4])
@@ -125,8 +125,7 @@ def gradient_descent(
     .. math:: \theta \leftarrow \theta - \eta\,\nabla f(\theta), \qquad \theta = (W_L, \dots, W_1, H, b)
 
     A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU. Where torch uses
-    one thread, numbers below the smallest normal one count as 0. On a GPU nothing is read back between two calls of
-    `watch`.
+    one thread, denormal numbers count as 0. On a GPU nothing is read back between two calls of `watch`.
 
     Parameters
     ----------
@@ -135,17 +134,17 @@ def gradient_descent(
     y
         Classes `(N,)`, the same for all runs.
     descent
-        The settings. With `relu`, at each look: a run in which at every level the largest deviation of a feature from
+        The settings. With `relu`, each look checks every run: if at every level the largest deviation of a feature from
         its class mean is at most `tolerance` times the largest feature entry, and the samples of a class have the same
-        active units, goes on with one column for each class. The deviations are 0 from then on. What is neglected is
-        of the order `tolerance` squared.
+        active units, the run goes on with one column for each class. The deviations are 0 from then on. What is
+        neglected is of the order `tolerance` squared.
     watch
         `watch(step, runs)` is called with the full features before the first step, after each `every` steps, and at
-        the end. What it is given is its own to keep; at the end it is what is returned.
+        the end. It may keep what it is given; at the end this is what is returned.
     diverged
-        A dictionary that receives the run and the step at which it was found not to be finite; other runs go on, this
-        one is nan from there on and belongs in no average. What it held before is removed. Without it a diverged run
-        is an error.
+        A dictionary that receives each run found not to be finite and the step at which it was found; other runs go
+        on, such a run is nan from there on and belongs in no average. Earlier contents are removed. Without the
+        dictionary a diverged run is an error.
 
     Returns
     -------
@@ -155,7 +154,7 @@ def gradient_descent(
     Raises
     ------
     ValueError
-        As the objective, for weights that are not those of R runs, and for a setting out of its range.
+        As for the objective, for weights that are not those of R runs, and for a setting out of its range.
     FloatingPointError
         If a run diverges, or starts from numbers that are not finite, and `diverged` is not given; found at the next
         call of `watch` or at the end. It names the runs, the step and the learning rate.
@@ -210,7 +209,7 @@ def gradient_descent(
 
 
 def _checked(start: Runs, y: Tensor, descent: Descent) -> list[float | Tensor]:
-    r"""What a step leaves of b, H, W_1 ... W_L, once everything is found to be what :func:`gradient_descent` asks for.
+    r"""What a step leaves of b, H, W_1 ... W_L, once all arguments of :func:`gradient_descent` are checked.
 
     That is :math:`1 - \eta\lambda`: a number, or one for each run, `(R, 1, 1)`.
     """
@@ -281,7 +280,7 @@ def _settled(runs: Runs, y: Tensor, tolerance: float) -> Tensor:
         deviations = (H - _class_means(H, y, K)[0][..., y]).abs().amax((-2, -1))
         found &= deviations <= tolerance * H.abs().amax((-2, -1))
         if level:
-            shares, _ = _class_means((H > 0).to(H), y, K)  # of the samples of a class, for which a unit is active
+            shares, _ = _class_means((H > 0).to(H), y, K)  # shares of the samples of a class for which a unit is active
             found &= ((shares == 0) | (shares == 1)).flatten(1).all(1)
     return found
 
@@ -294,8 +293,8 @@ class _Group:
     samples: _Samples
     Ws: list[Tensor]
     b: Tensor | None
-    keep: list[float | Tensor]  # what it leaves of b, H, W_1 ... W_L
-    step_size: float  # over the number of samples
+    keep: list[float | Tensor]  # what a step leaves of b, H, W_1 ... W_L
+    step_size: float  # learning rate over number of samples
     relu: bool
 
     def runs(self) -> Runs:
@@ -305,15 +304,15 @@ class _Group:
 
     @cached_property
     def steps(self) -> Callable[[int], None]:
-        """Make so many steps, in place; on a GPU a graph that lasts as long as the group."""
+        """A function that makes so many steps in place; on a GPU by a graph that lasts as long as the group."""
         device = self.index.device
         make = _step_on_processor if device.type == "cpu" else _step_on_device
         return recorded(make(self, *_memory(self.samples.columns, self.Ws)), device, unroll=20)
 
     def advance(self, steps: int) -> None:
         if steps:
-            # decays take weights of silent units to denormals, and the processor is slow at these; other threads would
-            # keep the setting, and one that is set already is left alone
+            # decay takes weights of inactive units to denormals, and the CPU is slow at these; other threads would
+            # keep the setting, and a setting made already is left alone
             flush = torch.get_num_threads() == 1 and bool(torch.tensor([5e-324], dtype=torch.float64) * 1.0 != 0)
             if flush:
                 torch.set_flush_denormal(True)
@@ -326,7 +325,7 @@ class _Group:
 
 
 def _memory(columns: Tensor, Ws: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The columns, then memory for each level above them, with the scores; and memory for the gradients of all.
+    """The columns, then memory for each level above them, scores included; and memory for the gradients of all.
 
     They lie in memory as the columns do: as rows, which is faster where there are few of them, or as columns.
     """
@@ -338,10 +337,10 @@ def _memory(columns: Tensor, Ws: list[Tensor]) -> tuple[list[Tensor], list[Tenso
 
 
 def _step_on_processor(group: _Group, levels: list[Tensor], gradients: list[Tensor]) -> Callable[[], None]:
-    """One step, in place, as a function, by numpy: its products of small matrices take about half of torch's time.
+    """A function that makes one step in place by numpy: its products of small matrices take about half of torch's time.
 
-    Products are of matrices of columns; what passes over all numbers of one has it as it lies in memory, which is
-    faster. Every gradient contains the step size.
+    Products take matrices of columns; elementwise operations take a matrix as it lies in memory, which is faster.
+    Every gradient contains the step size.
     """
     relu, step_size, last, rows = group.relu, group.step_size, len(group.Ws) - 1, not levels[0].is_contiguous()
     as_it_lies = lambda part: (part.mT if rows else part).numpy()  # noqa: E731
@@ -382,7 +381,7 @@ def _step_on_processor(group: _Group, levels: list[Tensor], gradients: list[Tens
 
 
 def _step_on_device(group: _Group, levels: list[Tensor], gradients: list[Tensor]) -> Callable[[], None]:
-    """The same on a GPU, where the overhead of a call is what it costs, so there are as few as possible."""
+    """The same on a GPU, where the overhead of calls dominates, so there are as few as possible."""
     Ws, b, step_size, relu, last = group.Ws, group.b, group.step_size, group.relu, len(group.Ws) - 1
     H, R = levels[0], len(levels[0])
     Y, ones = group.samples.targets.expand(R, -1, -1), group.samples.ones.expand(R, 1, -1)
