@@ -124,8 +124,9 @@ def gradient_descent(
 
     .. math:: \theta \leftarrow \theta - \eta\,\nabla f(\theta), \qquad \theta = (W_L, \dots, W_1, H, b)
 
-    A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU. Where torch uses
-    one thread, numbers below the smallest normal one count as 0. On a GPU nothing is read back between two calls of `watch`.
+    A unit that is exactly 0 counts as inactive, as in PyTorch's own derivative of the ReLU. Where torch uses one
+    thread, numbers below the smallest normal one count as 0. On a GPU nothing is read back between two calls of
+    `watch`.
 
     Parameters
     ----------
