@@ -112,8 +112,9 @@ class Schedule(NamedTuple):
     momentum: float = 0.9
     batch_size: int = 50
     warmup: int = 0  #: number of first steps over which the learning rates grow linearly to their values
-    slow_start: int | Sequence[int] = 0  #: number of first steps over which the weight decay grows; or one for each run
-    feature_slow_start: int = 0  #: the same for the feature decay: exponentially, from a thousandth of its value
+    #: number of first steps over which the weight decay grows exponentially, from a thousandth; or one for each run
+    slow_start: int | Sequence[int] = 0
+    feature_slow_start: int = 0  #: the same for the feature decay
     drop: int | None = None  #: number of steps after which the learning rates are divided by ten
 
 
