@@ -40,11 +40,11 @@ def measure(
 ) -> Measures:
     r"""Every measure of collapse of a model's features, from one pass over the data and in bounded memory.
 
-    For each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), and unless `nc4` asks
-    for them never the features of more than one batch. The model runs in evaluation mode, without gradients, and is left as it was found. So are
-    the random number generators: the global ones of PyTorch, Python and NumPy, and those of the loaders. A DataLoader
-    whose workers persist is not itself iterated, as that would reset the training loop's iterator: a copy with the same
-    data set, batches and collation is read instead.
+    For each layer only the class means and one scatter matrix are kept (:class:`ClassStatistics`), and unless `nc4`
+    asks for them never the features of more than one batch. The model runs in evaluation mode, without gradients, and
+    is left as it was found. So are the random number generators: the global ones of PyTorch, Python and NumPy, and
+    those of the loaders. A DataLoader whose workers persist is not itself iterated, as that would reset the training
+    loop's iterator: a copy with the same data set, batches and collation is read instead.
 
     Parameters
     ----------
