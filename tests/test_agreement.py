@@ -89,12 +89,8 @@ def descent(relu, bias, steps, per_run=False):
 
     def run(device):
         there = Runs(start.H.to(device), [W.to(device) for W in start.Ws], start.b.to(device) if bias else None)
-        seen = []
-        gradient_descent(
-            there, labels(3, 12, device),
-            Descent(0.1, steps, lam, 0.02, relu=relu, every=50),
-            watch=lambda step, runs: seen.append(runs),
-        )  # fmt: skip
+        settings, seen = Descent(0.1, steps, lam, 0.02, relu=relu, every=50), []
+        gradient_descent(there, labels(3, 12, device), settings, watch=lambda step, runs: seen.append(runs))
         return [part.cpu() for runs in seen for part in (runs.H, *runs.Ws, *([runs.b] if bias else []))]
 
     return run

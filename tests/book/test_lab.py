@@ -66,7 +66,9 @@ def lab(tmp_path):
         )  # fmt: skip
     try:
         address = re.compile(r"http://127\.0\.0\.1:\d+/lab\?token=\w+")
-        found = wait_for(lambda: address.search(log.read_text()), f"the address of JupyterLab in {log}", 120)
+        ended = lambda: server.poll() is not None  # noqa: E731
+        found = wait_for(lambda: ended() or address.search(log.read_text()), "JupyterLab to begin", 120)
+        assert not ended(), log.read_text()
         yield found[0].replace("/lab?", f"/lab/tree/{CHAPTER}?"), tmp_path
     finally:
         os.killpg(server.pid, signal.SIGTERM)

@@ -209,6 +209,10 @@ def test_every_file_of_the_book_has_the_loss_it_states_by_plain_numpy_and_beats_
     assert path.name == solution.name
 
 
+def test_the_files_are_small():
+    assert FILES and sum(path.stat().st_size for path in FILES) < 300_000
+
+
 # The command line
 
 
