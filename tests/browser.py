@@ -6,9 +6,10 @@ from lib.book import chapters
 
 PAGES = [page.name for page in chapters.pages()]
 CHAPTERS = [page.name for page in chapters.chapters()]
-AXE = """([within, options]) => axe.run(document.querySelector(within), {preload: false, ...options})
-    .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
-        .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""
+AXE = """([within, options]) =>
+    axe.run(document.querySelector(within), {preload: false, resultTypes: ['violations'], ...options})
+        .then(found => found.violations.filter(rule => ['serious', 'critical'].includes(rule.impact))
+            .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 160)}`)))"""
 
 
 def opened(browser, **options):

@@ -27,10 +27,13 @@ def smoke_book():
     asks waits for the first one's build.
     """
     build = ROOT / "_build" / "smoke"
-    no_data = {"COLLAPSE_DATA": str(build / "no data")}  # the digits everywhere, whatever this machine has
-    environment = {**os.environ, **no_data, "BOOK_BUILD": str(build), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ, "BOOK_BUILD": str(build), "PYTHONPATH": str(ROOT),
+        "COLLAPSE_DATA": str(build / "no data"),  # the digits everywhere, whatever this machine has
+        "LOKY_MAX_CPU_COUNT": "1",  # for a chapter: to start processes takes longer than such short runs
+    }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "lib.book", "build", "--profile", "smoke", "--device", "cpu"],
+        [sys.executable, "-m", "lib.book", "build", "--profile", "smoke", "--device", "cpu", "--jobs", "2"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, f"the book does not build in the smoke profile:\n{done.stdout}\n{done.stderr}"

@@ -81,11 +81,10 @@ def test_the_values_in_the_environment_are_those_of_the_options(monkeypatch):
         command_line.app(["execute"], standalone_mode=False)
 
 
-def test_there_are_no_more_jobs_than_cores(monkeypatch, said):
-    monkeypatch.setattr(run, "cores", lambda: 3)
-    for wanted, jobs in ((2, 2), (1000, 3), (None, 3)):
+def test_there_is_a_job_for_each_core_unless_another_number_is_given(monkeypatch):
+    for cores, wanted, jobs in ((3, None, 3), (1000, None, run.MOST_JOBS), (3, 5, 5)):
+        monkeypatch.setattr(run, "cores", lambda cores=cores: cores)
         assert command_line._settings("smoke", "", "auto", None, wanted)[2] == jobs
-    assert said.getvalue().splitlines() == ["jobs 1000: 3 chapters at a time, one for each core"]
 
 
 def test_cleaning_removes_the_build_folder_in_use_and_no_other(folder):

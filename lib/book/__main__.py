@@ -35,7 +35,7 @@ Seed = Annotated[int | None, typer.Option(envvar="SEED", min=0, max=2**62 - 1, h
 Jobs = Annotated[int | None, typer.Option(
     envvar="JOBS", min=1,
     help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
-    f"each: one for each core at most, and by default at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
+    f"each: by default one for each core, and at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
 )]  # fmt: skip
 Old = Annotated[str, typer.Option(envvar="OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
@@ -183,10 +183,7 @@ def _settings(profile: str, chapter: str, device: str, seed: int | None, jobs: i
     """What `_selection` gives, and the number of jobs; raises BadInput, also for claims and errata, before any work."""
     selected, parameters = _selection(profile, chapter, device, seed)
     _validate_claims(partial=bool(chapter))
-    most = run.cores()
-    if jobs and jobs > most:
-        console.print(f"jobs {jobs}: {most} chapters at a time, one for each core")
-    return selected, parameters, min(jobs or run.MOST_JOBS, most)
+    return selected, parameters, jobs or min(run.MOST_JOBS, run.cores())
 
 
 def _validate_claims(partial: bool = False, recorded: bool = True) -> None:

@@ -62,9 +62,9 @@ class Model(NamedTuple):
 def model(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike, eta: ArrayLike, C_MD: ArrayLike) -> Model:
     r"""The problem of Definition 4.1 around the configuration of Assumption 4.2 (1).
 
-    Arguments broadcast. ValueError when alpha is outside [0, 1), eta outside (0, 1] (without noise there is nothing to
-    memorise), a weight decay or `C_MD` is not positive, or :math:`\alpha + 2\sqrt{2\lambda_W\lambda_H} \ge 1`, where
-    the features are zero.
+    Arguments broadcast. A share of noisy labels is at most 1, but the definition admits every eta > 0. ValueError when
+    alpha is outside [0, 1), eta, a weight decay or `C_MD` is not positive (without noise there is nothing to memorise),
+    or :math:`\alpha + 2\sqrt{2\lambda_W\lambda_H} \ge 1`, where the features are zero.
 
     >>> problem = model(lam_w=0.01, lam_h=0.01, alpha=0.0, eta=0.1, C_MD=1.0)
     >>> round(float(problem.s), 4), round(float(problem.rho), 4)
@@ -74,8 +74,8 @@ def model(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike, eta: ArrayLike, 
     """
     given = (np.asarray(value, dtype=float) for value in (lam_w, lam_h, alpha, eta, C_MD))
     lam_w, lam_h, alpha, eta, C_MD = np.broadcast_arrays(*given)
-    _check("C_MD", C_MD, (C_MD > 0) & np.isfinite(C_MD), "a positive number is needed")
-    _check("eta", eta, (eta > 0) & (eta <= 1), "a noise level in (0, 1] is needed")
+    for name, value in (("eta", eta), ("C_MD", C_MD)):
+        _check(name, value, (value > 0) & np.isfinite(value), "a positive number is needed")
     s = margin(lam_w, lam_h, alpha)
     alignment = np.sqrt(2 * lam_h / lam_w)
     rho = np.sqrt(s / alignment)
