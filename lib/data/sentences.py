@@ -202,7 +202,7 @@ def zipf_frequencies(s_c: int) -> Tensor:
 
 
 def checked_frequencies(frequencies: Tensor) -> Tensor:
-    """Word frequencies `(s_c,)` as float64 on the CPU; ValueError unless they are positive and sum to 1.
+    """Word frequencies `(s_c,)` as float64 on the CPU; ValueError unless they are positive and sum to 1, up to 1e-9.
 
     >>> checked_frequencies([0.5, 0.25])
     Traceback (most recent call last):

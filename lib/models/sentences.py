@@ -27,8 +27,8 @@ def layer_norm(V: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        Same shape; each vector has mean 0 and norm :math:`\sqrt d`. No epsilon is added under the root: the paper's
-        formula has none, and with one the result would depend on the scale of `V`.
+        Same shape; each vector has mean 0 and norm :math:`\sqrt d`; nan for equal entries. No epsilon is added
+        under the root: the paper's formula has none, and with one the result would depend on the scale of `V`.
 
     Examples
     --------

@@ -111,8 +111,8 @@ def objective(
     ValueError
         For shapes that do not fit, labels outside `0..K-1` or not integers, a class without samples, fewer than two
         classes, weight decays that are not positive (`lam_b` may be 0), an unknown loss. Values of `H`, `Ws` and `b`
-        are not checked: nan in one run makes the objective of that run nan. Leading dimensions that are not those of
-        the same runs raise PyTorch's RuntimeError.
+        are not checked: nan in one run makes the objective of that run nan. Leading dimensions broadcast; those that do
+        not raise PyTorch's RuntimeError.
 
     Examples
     --------

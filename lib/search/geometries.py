@@ -151,8 +151,8 @@ def pentagons(K: int) -> Shape:
 def stack(shape: Shape, L: int, relu: bool, lengths: Tensor | None = None) -> list[Tensor]:
     r"""Features and all weights but the classifier, :math:`[H_1, W_1, \dots, W_{L-1}]`, whose last level is the shape.
 
-    Every factor can still be scaled. Without ReLUs the factors are balanced, which is cheapest for this product; with
-    ReLUs the levels in between hold `shape.hidden`, as in the book's solutions.
+    Every factor can still be scaled. Without ReLUs the factors are balanced up to such scales, which is cheapest for
+    this product; with ReLUs the levels in between hold `shape.hidden`, as in the book's solutions.
 
     Parameters
     ----------
@@ -211,7 +211,9 @@ def linear_price(Z: Tensor, decays: Sequence[float]) -> float:
     """
     F = len(decays)
     mean = math.exp(sum(math.log(value) for value in decays) / F)
-    return F / 2 * mean * torch.linalg.svdvals(Z).pow(2 / F).sum().item()
+    sigma = torch.linalg.svdvals(Z)
+    sigma = sigma[sigma > max(Z.shape) * torch.finfo(Z.dtype).eps * sigma.max()]  # the root of a rounded zero is large
+    return F / 2 * mean * sigma.pow(2 / F).sum().item()
 
 
 def matching(means: Tensor, others: Tensor, tolerance: float = 0.02) -> list[int] | None:
@@ -226,6 +228,8 @@ def matching(means: Tensor, others: Tensor, tolerance: float = 0.02) -> list[int
     >>> matching(means, torch.eye(3)) is None
     True
     """
+    if means.shape[1] != others.shape[1]:
+        return None
     grams = [_unit_gram(M) for M in (others, means)]
     first, second = (gram.flatten().sort().values for gram in grams)
     if (first - second).abs().max() > tolerance:  # no order can help

@@ -47,7 +47,9 @@ def risk_gradient_spectrum(W: Tensor, U: Tensor, x: Tensor, y: Tensor, p: Tensor
     r"""The singular values of :math:`\nabla f(W^\top \hat U)`, `(n_w,)` float64, largest first.
 
     At a nonzero global minimiser over all widths, the largest is :math:`\lambda`, and the rank of the minimiser is at
-    most the number of singular values that equal it. Arguments and source as :func:`dual_certificate`.
+    most the number of singular values that equal it. They are the roots of eigenvalues of the Gram matrix: those below
+    1e-8 of the largest are rounding. Float32 weights give the accuracy of float32. Arguments and source as
+    :func:`dual_certificate`.
 
     >>> from lib.data.sentences import sentence_task
     >>> x, y, p = sentence_task(n_c=2, n_w=4, L=2).enumerate()

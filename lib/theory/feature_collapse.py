@@ -120,7 +120,7 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
     ------
     ValueError
         For bad frequencies or sizes, and if `lam` is not below :func:`type3_threshold`, where only the zero solution is
-        left.
+        left, by more than rounding: close to it c loses digits.
 
     Examples
     --------
@@ -154,6 +154,8 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
     def excess(log_y: float) -> float:
         return log_target - float(np.logaddexp.reduce(2 * log_rho(log_y)))
 
+    if excess(-np.inf) >= 0:
+        raise ValueError(f"lam = {lam:g} is within rounding of {threshold:.6g}, where zero becomes the minimiser")
     low, high = -1.0, 1.0
     while excess(low) >= 0:
         low *= 2
@@ -201,7 +203,7 @@ def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tup
     Returns
     -------
     (c, r)
-        As :func:`type3`; zeros when nothing beats the zero solution.
+        As :func:`type3`; zeros when nothing beats the zero solution by more than 1e-12.
 
     Raises
     ------
@@ -397,7 +399,7 @@ def collapse_deviation(V: Tensor, U: Tensor, latents: Tensor, c: float, r: Tenso
     frame = torch.einsum("b,abd->ad", r, words) / (r @ r)
     gram = (n_c * torch.eye(n_c, dtype=V.dtype, device=V.device) - 1) / (n_c - 1)
     parts = (words / r[:, None] - frame[:, None, :], U / c - frame[latents], frame @ frame.T - gram)
-    return max(float(part.abs().max()) for part in parts)
+    return float(torch.cat([part.flatten() for part in parts]).abs().max())  # nan if one entry is
 
 
 # --- numerical helpers ------------------------------------------------------------------------------------------------

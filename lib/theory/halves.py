@@ -188,7 +188,7 @@ def _family(T: Tensor, B: Tensor, L: int) -> Family:
     checks.integers(2, L=L)
     top = (B @ T).clamp(min=0)
     eigenvalues = torch.linalg.eigvalsh(top.T @ top).numpy()
-    if eigenvalues[0] < 1e-9 * eigenvalues[-1]:
+    if eigenvalues[0] <= 1e-9 * eigenvalues[-1]:
         raise ValueError(f"B T: {len(eigenvalues)} directions behind the ReLU are needed, one for each class")
     cost = 2 * math.log(torch.linalg.matrix_norm(B @ T if L == 2 else T, "nuc").item())
     if L > 2:

@@ -340,7 +340,8 @@ def srg_solution(r: int, L: int, lam: Decays, n: int, d: Widths = None) -> Solut
         One number, or :math:`\lambda_{H_1}` followed by :math:`\lambda_{W_1}, \dots, \lambda_{W_L}`.
     d
         Widths :math:`d_1, \dots, d_L`, one number or one per layer of features. The default and minimum are r, and
-        r(r-1)/2 in the last. Larger widths hold further multiples of the rows in turn.
+        r(r-1)/2 in the last. Larger widths hold further multiples of the rows in turn, from the second level on; the
+        first is filled up with zeros.
 
     Returns
     -------

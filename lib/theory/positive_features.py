@@ -194,7 +194,7 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     factor = (W * projected).sum() / projected.square().sum()
     largest = lambda part, whole: (part.abs().max() / whole.abs().max()).item()  # noqa: E731
     return Distance(
-        within=largest(H - means[:, y], means),
+        within=largest(H - means[:, y.long()], means),
         frame=(gram / gram.diagonal().mean() - torch.eye(N, dtype=gram.dtype, device=gram.device)).abs().max().item(),
         duality=largest(W - factor * projected, W),
         factor=factor.item(),

@@ -95,6 +95,12 @@ def test_a_figure_is_recognised_in_any_position_and_no_other_is(name):
 def test_unequal_lengths_are_a_difference():
     means = torch.eye(4, dtype=torch.float64)
     assert math.isinf(geometries.difference(means * torch.tensor([1.0, 1, 1, 2]), means))
+    assert math.isinf(geometries.difference(means[:, 1:], means))
+
+
+def test_singular_values_that_are_zero_cost_nothing():
+    price = geometries.linear_price(geometries.simplex(10).means, [1e-3] * 6)
+    assert price == pytest.approx(6 / 2 * 1e-3 * 9, rel=1e-12)
 
 
 @settings(max_examples=25, deadline=None)

@@ -205,6 +205,7 @@ def test_no_start_ends_below_type_III_which_is_type_I_at_equal_frequencies(share
     assert (found.values - lowest).abs().max() < 1e-10
     for W, U in zip(*found.parameters, strict=True):
         assert theory.collapse_deviation(W, U, task.latents, c, r) < 1e-5
+    assert np.isnan(theory.collapse_deviation(W, U * torch.nan, task.latents, c, r))
 
 
 def test_type_III_at_400_words_per_concept_and_sentences_of_15():
@@ -213,6 +214,8 @@ def test_type_III_at_400_words_per_concept_and_sentences_of_15():
         c, r = theory.type3(mu, 3, 15, lam)
         assert (lam / 15 * r / c * (2 + torch.exp(1.5 * c * r)) / mu - 1).abs().max() < 1e-10
         assert abs((r / c).square().sum().item() / (15 * 3**14) - 1) < 1e-10
+    with pytest.raises(ValueError, match="lam"):  # within rounding of the threshold
+        theory.type3(mu, 3, 15, np.nextafter(theory.type3_threshold(mu, 3, 15), 0))
 
 
 # --- certificates ---
