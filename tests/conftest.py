@@ -27,11 +27,9 @@ def smoke_book():
     asks waits for the first one's build.
     """
     build = ROOT / "_build" / "smoke"
-    environment = {
-        **os.environ, "BOOK_BUILD": str(build), "PYTHONPATH": str(ROOT),
-        "COLLAPSE_DATA": str(build / "no data"),  # the digits everywhere, whatever this machine has
-        "LOKY_MAX_CPU_COUNT": "1",  # for a chapter: to start processes takes longer than such short runs
-    }  # fmt: skip
+    environment = {**os.environ, "BOOK_BUILD": str(build), "PYTHONPATH": str(ROOT)}
+    environment["COLLAPSE_DATA"] = str(build / "no data")  # the digits everywhere, whatever this machine has
+    environment["LOKY_MAX_CPU_COUNT"] = "1"  # for a chapter: to start processes takes longer than such short runs
     done = subprocess.run(
         [sys.executable, "-m", "lib.book", "build", "--profile", "smoke", "--device", "cpu", "--jobs", "2"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200,

@@ -79,10 +79,12 @@ def build(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "
             console.print("the published site is as it was")
             return status
         with console.status("building the site"):
-            html, anew, missing = site.publish(partial=bool(chapter))
+            html, anew, missing, found = site.publish(partial=bool(chapter))
     if missing:
         names = ", ".join(page.short for page in missing)
         console.print(f"shown without results, because never executed as they are now: {names} (run `make book`)")
+    if found:
+        console.print("\n".join(["Sphinx found, also where a reference leads into what is not shown:", *found]))
     state = "built" if anew else "unchanged"
     console.print(f"site {state} in {time.monotonic() - started:.1f} s: {html / 'index.html'}")
 
@@ -103,7 +105,7 @@ def publish():
 
     _validate_claims()
     with run.lock(console.print), console.status("building the site"):
-        html, anew, _ = site.publish()
+        html, anew, *_ = site.publish()
     console.print(f"site {'built' if anew else 'unchanged'}: {html / 'index.html'}")
 
 

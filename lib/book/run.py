@@ -170,6 +170,8 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
         todo = [*stale(selected, parameters)]  # what lies in the data folder counts
     for page in todo:
         _ = page.notebook  # one that cannot be read is refused before any is executed
+        if "claims.open(" in page.text and "profile" not in page.declared:
+            raise BadInput(f"{page.name}.md: no cell with the tag `parameters` sets `profile`")
     outcomes = {page: Outcome(page, "up to date") for page in selected if page not in todo}
     for page in outcomes:
         executed_path(page, "failed").unlink(missing_ok=True)
@@ -283,7 +285,8 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
             on_cell_executed=lambda **_: progress.advance(bar),
         )  # fmt: skip
     except PapermillExecutionError as failure:
-        error = f"{failure.ename}: {failure.evalue}"
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(failure.traceback)).split("Cell In")[-1]
+        error = "".join(re.findall(r"(?m)^-+> *(\d+ .*\n)", lines)[:1]) + f"{failure.ename}: {failure.evalue}"
     except Exception as failure:  # a kernel that died, a notebook that papermill refuses
         last = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else []
         error = "\n".join([f"{type(failure).__name__}: {failure}", *last])

@@ -48,13 +48,13 @@ def write_claims(measured: dict[str, dict], kept: dict[str, dict]) -> list[dict]
     return rows
 
 
-def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page]]:
+def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[Page], list[str]]:
     """Compose all pages, build them into a new folder and make that the site; the old site stays until then.
 
     `claims.json` is a link to the site's own file, so both change together.
     With `partial`, chapters without results are shown without them (and Sphinx's warnings are not errors, since
-    references into those results lead nowhere). Returns the path of the site, whether it was built anew, and the
-    chapters without results. Raises SiteError.
+    references into those results lead nowhere). Returns the path of the site, whether it was built anew, the chapters
+    without results, and Sphinx's warnings about the other pages. Raises SiteError.
     """
     everything = pages(root)
     try:
@@ -69,9 +69,9 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     sites, html = BUILD / "sites", BUILD / "html"
     try:
         site = sites / _sync(files)
-        current = html.resolve() == site.resolve()
+        current, found = html.resolve() == site.resolve(), []
         if not site.is_dir():
-            _build(root, files, site, strict=not missing)
+            found = _build(root, files, site, strict=not missing)
         _link(BUILD / "claims.json", Path("html", "claims.json"))
         if not current:
             _link(html, site.relative_to(html.parent))
@@ -80,7 +80,8 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
     for old in sites.iterdir():
         if old != site and old.name != "jupyter_execute":
             shutil.rmtree(old, ignore_errors=True)
-    return html, not current, missing
+    shown = [page.name for page in everything if page not in missing]
+    return html, not current, missing, [line for line in found if any(f"{name}." in line for name in shown)]
 
 
 def _sync(files: dict[str, bytes]) -> str:
@@ -103,8 +104,8 @@ def _sync(files: dict[str, bytes]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> None:
-    """Run Sphinx into a temporary folder beside `site` and rename it.
+def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> list[str]:
+    """Run Sphinx into a temporary folder beside `site` and rename it; returns its warnings.
 
     Parsed pages are kept in `doctrees`, their pictures in `jupyter_execute`; every page is written anew. What is kept
     is trusted only when the last run ended well under the same configuration: a page with a warning must be read, and
@@ -138,9 +139,9 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
         )  # fmt: skip
     if isinstance(status, (KeyboardInterrupt, OSError)):
         raise status
+    problems = re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()).replace(f"{source}/", "").strip()
     if status:
         shutil.rmtree(temporary, ignore_errors=True)
-        problems = re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()).replace(f"{source}/", "").strip()
         raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
     _finish(files, temporary)
     assets.trim(temporary)
@@ -149,6 +150,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> Non
     pictures.mkdir(exist_ok=True)  # there are none where no chapter has results
     known.write_text(trusted)
     os.replace(temporary, site)
+    return problems.splitlines()
 
 
 def _finish(files: dict[str, bytes], out: Path) -> None:

@@ -75,7 +75,8 @@ def meanings(rows: list[dict], page: str) -> dict[str, str]:
 
     def of(sign: str, part: str) -> dict | None:
         places = [page, part] if part == here else [part]
-        return next((row for place in places for row in rows if sign in row.get(place, [])), None)
+        alike = sign, *(sign[:-1] + index for index in "lnk" if sign[-2:-1] == "_")  # any index, as in `used`
+        return next((row for one in alike for place in places for row in rows if one in row.get(place, [])), None)
 
     def elsewhere(sign: str, row: dict | None, part: str) -> str:
         other = of(sign, part)

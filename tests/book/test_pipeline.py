@@ -473,9 +473,10 @@ def test_the_same_seed_gives_the_same_values(built):
 
 
 def test_building_one_chapter_of_an_unexecuted_book_shows_the_others_without_results(real):
+    real.edit("chapters/part/one.md", "Prose.", "See {eq}`nowhere`.")
     output = real.run("build", "--chapter", "part/one")
     assert set(real.executed()) == {"one"}
-    assert "two" in output.partition("shown without results")[2]
+    assert "two" in output.partition("shown without results")[2] and "nowhere" in output
     assert "has not been executed" in real.html("part/two")
     assert "has not been executed" not in real.html("part/one")
 
@@ -508,12 +509,12 @@ def test_a_chapter_alone_has_all_cores_and_all_memory(built_once):
 
 def test_a_failing_chapter_and_a_kernel_that_dies_stop_neither_the_others_nor_the_site(built):
     site, before = built.html("part/two"), built.executed()
-    built.chapter("one", MEASURE, "good = 1", "x = 0\n1 / x  # cannot work")
+    built.chapter("one", MEASURE, "good = 1", "def halve(x):\n    pass\n\n\n\nx = 0\n1 / x  # cannot work")
     built.chapter("two", "print('two again')")
     built.chapter("three", "import os\nos._exit(3)")
     output = built.run("build", status=1)
     assert "chapters/part/one.md failed in code cell 4 of 4" in output
-    assert "1 / x  # cannot work" in output and "ZeroDivisionError: division by zero" in output
+    assert "7 1 / x  # cannot work\nZeroDivisionError: division by zero" in output
     assert "chapters/part/three.md failed in code cell 2 of 2" in output and "os._exit(3)" in output
     failed = built.build / "failed" / "chapters" / "part" / "one.ipynb"
     assert any("seed is 0" in str(cell.get("outputs")) for cell in nbformat.read(failed, as_version=4).cells)
@@ -528,6 +529,11 @@ def test_a_reference_that_leads_nowhere_is_an_error_and_the_old_site_stays(built
         output = built.run("publish", status=1)
         assert "nowhere" in output and "nobody2000" in output and "chapters/part/one" in output
     assert built.html("part/one") == site
+
+
+def test_a_chapter_that_measures_and_has_no_profile_is_refused(real):
+    real.edit("chapters/part/one.md", "[parameters]", "[parameter]")
+    assert "one.md: no cell with the tag `parameters` sets `profile`" in real.run("build", status=2)
 
 
 @pytest.fixture

@@ -48,18 +48,15 @@ def test_the_symbols_in_a_formula_are_whole_and_the_longest(tex, found):
 
 def test_a_symbol_says_what_it_is_here_and_what_stands_elsewhere():
     rows = [
-        {
-            "means": "number of classes",
-            "feature-collapse": ["K"],
-            "extended-ufm": ["K"],
-            "memorization-dilation": ["N"],
-        },
+        {"means": "classes", "feature-collapse": ["K"], "extended-ufm": ["K"], "memorization-dilation": ["N"]},
         {"means": "examples of a class", "memorization-dilation": ["K"]},
         {"means": "something else", "memorization-dilation/one": ["K"]},
+        {"means": "weights", "low-rank-bias": ["W_l"], "extended-ufm": ["W_2"]},
     ]
     here = symbols.meanings(rows, "feature-collapse/theorems")
-    assert list(here) == ["K"] and "<strong>number of classes</strong>" in here["K"]
+    assert "<strong>classes</strong>" in here["K"]
     assert r"Part II: the same; Part III: \(N\) and \(K\) for examples of a class" in here["K"]
     assert "<strong>something else</strong>" in symbols.meanings(rows, "memorization-dilation/one")["K"]
     everywhere = symbols.meanings(rows, "synthesis/halves")["K"]
-    assert "Part I, II: number of classes; Part III: examples of a class" in everywhere and "strong" not in everywhere
+    assert "Part I, II: classes; Part III: examples of a class" in everywhere and "strong" not in everywhere
+    assert "Part II, IV: weights" in symbols.meanings(rows, "synthesis/halves")["W_2"]

@@ -49,6 +49,7 @@ SLIP, GAP = {**ERRATUM, "kind": "slip"}, {**ERRATUM, "kind": "true, with a gap i
         ("theorem", BAD, (), "not reproduced"),
         ("theorem", BAD, (SLIP,), "not reproduced"),
         ("theorem", BAD, (SLIP, GAP, ERRATUM), "contradicted: another constant"),
+        ("theorem", dict.fromkeys(GOOD, "nan"), (ERRATUM,), "not reproduced"),
         ("theorem", BAD, (GAP,), "contradicted: true, with a gap in the proof"),
         ("question", GOOD, (), "supported"),
         ("question", BAD, (), "not supported"),
@@ -56,6 +57,8 @@ SLIP, GAP = {**ERRATUM, "kind": "slip"}, {**ERRATUM, "kind": "true, with a gap i
 )
 def test_at_the_printed_settings_the_verdict_follows_from_kind_and_errata(kind, measured, errata, expected):
     assert verdict(claim(kind=kind), measured, errata=errata) == expected
+    own = {"reproduced": "supported", "not reproduced": "not supported"}
+    assert verdict(claim(kind=kind, paper="beyond"), measured, errata=errata) == own.get(expected, expected)
     assert expected in VERDICTS
 
 

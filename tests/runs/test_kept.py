@@ -111,11 +111,7 @@ def test_the_rows_of_one_tensor_are_results_with_memory_of_their_own():
 
 @pytest.mark.parametrize(
     ("items", "name"),
-    [
-        ([1, 2, 1], r"items\[2\].*items\[0\]"),
-        ([0, float("nan")], r"items\[1\]"),
-        ([0, torch.ones(1)], r"items\[1\]"),
-    ],
+    [([1, 2, 1], r"items\[2\].*items\[0\]"), ([0, float("nan")], r"items\[1\]"), ([0, torch.ones(1)], r"items\[1\]")],
 )
 def test_what_cannot_be_told_apart_is_refused_before_any_work(items, name):
     work = Work()

@@ -245,7 +245,7 @@ GOOD = {"lam_w": 1e-3, "lam_h": 1e-3, "alpha": 0.1, "eta": 0.2, "C_MD": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("name", "bad"), [("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("eta", math.inf), ("lam_w", 0.0), ("C_MD", -1.0)]
+    ("name", "bad"), [("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("lam_w", 0.0), ("C_MD", -1.0)]
 )
 def test_a_parameter_outside_its_range_is_named(name, bad):
     for value in (bad, np.array([GOOD[name], bad])):
