@@ -6,6 +6,7 @@ Every figure is a ratio or a time measured in this run, on this machine; times o
 from __future__ import annotations
 
 import argparse
+import sys
 
 from rich.console import Console
 
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("group", nargs="?", choices=GROUPS, help="measure this group only")
     parser.add_argument("--full", action="store_true", help="run the solver's SGD to its end")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)  # a file takes whole numbers
     for name, group in GROUPS.items():
         if options.group in (None, name):
             group.run(console, **({"full": options.full} if name == "solver" else {}))
