@@ -9,16 +9,14 @@ from bench import cost
 from lib.book.chapters import ROOT
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda: torch.ones(2, 3) @ torch.ones(3, 5), 60),
-        (lambda: torch.zeros(4, 2, 5).baddbmm_(torch.ones(4, 2, 3), torch.ones(4, 3, 5)), 240),
-        (lambda: torch.conv2d(torch.ones(1, 3, 6, 6), torch.ones(7, 3, 3, 3)), 2 * 7 * 4 * 4 * 27),
-        (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(5, 3).requires_grad_()).sum().backward(), 120),
-        (lambda: torch.ones(2, 3).sin(), 0),
-    ],
-)
+@pytest.mark.parametrize(("function", "expected"), [
+    (lambda: torch.ones(2, 3) @ torch.ones(3, 5), 60),
+    (lambda: torch.zeros(4, 2, 5).baddbmm_(torch.ones(4, 2, 3), torch.ones(4, 3, 5)), 240),
+    (lambda: torch.zeros(2, 5).addmm_(torch.ones(2, 3), torch.ones(3, 5)), 60),
+    (lambda: torch.conv2d(torch.ones(1, 3, 6, 6), torch.ones(7, 3, 3, 3)), 2 * 7 * 4 * 4 * 27),
+    (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(5, 3).requires_grad_()).sum().backward(), 120),
+    (lambda: torch.ones(2, 3).sin(), 0),
+])  # fmt: skip
 def test_operations_are_those_of_products_and_convolutions(function, expected):
     assert cost.operations(function) == expected
 

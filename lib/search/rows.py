@@ -51,7 +51,7 @@ def lbfgs_rows(
     r"""L-BFGS for every row of `x: (rows, P)`, each with its own history and its own weak-Wolfe line search.
 
     A row whose gradient has no entry above `tolerance`, or that no step lowers, is done. Rows that are done
-    are left alone from when they are more than an eighth.
+    are left alone once they are more than an eighth.
 
     Source: Liu & Nocedal (1989); the line search, which kinks do not break, is that of Lewis & Overton (2013).
 

@@ -119,8 +119,8 @@ def type3(mu: ArrayLike, n_c: int, L: int, lam: float) -> tuple[float, Tensor]:
     Raises
     ------
     ValueError
-        For bad frequencies or sizes, and if `lam` is not below :func:`type3_threshold`, where only the zero solution is
-        left, by more than rounding: close to it c loses digits.
+        For bad frequencies or sizes, and if `lam` is not below :func:`type3_threshold` by more than rounding: from
+        there on only the zero solution is left. Close to the threshold c loses digits.
 
     Examples
     --------

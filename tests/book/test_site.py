@@ -1,5 +1,6 @@
 """What the site promises works in a real browser: its frame, the ledger's filters, the search, the animations."""
 
+import json
 import re
 from urllib.parse import urlparse
 
@@ -9,7 +10,8 @@ from browser import CHAPTERS, PAGES, axe, hosts, typeset
 from lib.book import chapters
 from lib.ledger import declarations
 
-CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/back/ledger", "chapters/back/errata"]
+CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/back/building", "chapters/back/ledger",
+            "chapters/back/errata", "chapters/back/paper-profile", "chapters/errata/low-rank-bias"]  # fmt: skip
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -263,3 +265,9 @@ def test_without_scripts_there_is_no_switch_and_code_is_folded(still, address):
     assert not fold.locator(".cell_input").is_visible()
     fold.locator("summary").click()
     assert fold.locator(".cell_input").is_visible()
+
+
+def test_the_smoke_profile_claims_nothing(smoke_book):
+    rows = json.loads((smoke_book.build / "claims.json").read_text())
+    assert {(row["verdict"], row["profile"]) for row in rows} == {("not run", "smoke")}
+    assert {row["device"] for row in rows} == {"cpu"}, "a device is recorded, not a wish"

@@ -54,7 +54,7 @@ def test_a_symbol_says_what_it_is_here_and_what_stands_elsewhere():
         {"means": "weights", "low-rank-bias": ["W_l"], "extended-ufm": ["W_2"]},
     ]
     here = symbols.meanings(rows, "feature-collapse/theorems")
-    assert "<strong>classes</strong>" in here["K"]
+    assert list(here) == ["K"] and "<strong>classes</strong>" in here["K"]
     assert r"Part II: the same; Part III: \(N\) and \(K\) for examples of a class" in here["K"]
     assert "<strong>something else</strong>" in symbols.meanings(rows, "memorization-dilation/one")["K"]
     everywhere = symbols.meanings(rows, "synthesis/halves")["K"]

@@ -41,20 +41,17 @@ def test_what_is_not_a_finite_number_meets_no_numeric_expectation(value):
 SLIP, GAP = {**ERRATUM, "kind": "slip"}, {**ERRATUM, "kind": "true, with a gap in the proof"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "measured", "errata", "expected"),
-    [
-        ("theorem", GOOD, (), "reproduced"),
-        ("theorem", GOOD, (ERRATUM,), "reproduced"),
-        ("theorem", BAD, (), "not reproduced"),
-        ("theorem", BAD, (SLIP,), "not reproduced"),
-        ("theorem", BAD, (SLIP, GAP, ERRATUM), "contradicted: another constant"),
-        ("theorem", dict.fromkeys(GOOD, "nan"), (ERRATUM,), "not reproduced"),
-        ("theorem", BAD, (GAP,), "contradicted: true, with a gap in the proof"),
-        ("question", GOOD, (), "supported"),
-        ("question", BAD, (), "not supported"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "measured", "errata", "expected"), [
+    ("theorem", GOOD, (), "reproduced"),
+    ("theorem", GOOD, (ERRATUM,), "reproduced"),
+    ("theorem", BAD, (), "not reproduced"),
+    ("theorem", BAD, (SLIP,), "not reproduced"),
+    ("theorem", BAD, (SLIP, GAP, ERRATUM), "contradicted: another constant"),
+    ("theorem", dict.fromkeys(GOOD, "nan"), (ERRATUM,), "not reproduced"),
+    ("theorem", BAD, (GAP,), "contradicted: true, with a gap in the proof"),
+    ("question", GOOD, (), "supported"),
+    ("question", BAD, (), "not supported"),
+])  # fmt: skip
 def test_at_the_printed_settings_the_verdict_follows_from_kind_and_errata(kind, measured, errata, expected):
     assert verdict(claim(kind=kind), measured, errata=errata) == expected
     own = {"reproduced": "supported", "not reproduced": "not supported"}
@@ -62,11 +59,10 @@ def test_at_the_printed_settings_the_verdict_follows_from_kind_and_errata(kind, 
     assert expected in VERDICTS
 
 
-@pytest.mark.parametrize(
-    ("profile", "dataset", "takes"),
-    [("laptop", None, "more"), ("laptop", "mnist", "more"), ("night", "mnist", "more"), ("paper", "digits", None),
-     ("paper", "cifar10-jpeg75", "more")],
-)  # fmt: skip
+@pytest.mark.parametrize(("profile", "dataset", "takes"), [
+    ("laptop", None, "more"), ("laptop", "mnist", "more"), ("night", "mnist", "more"), ("paper", "digits", None),
+    ("paper", "cifar10-jpeg75", "more"),
+])  # fmt: skip
 def test_a_reduced_run_and_other_data_reproduce_nothing_and_fail_nothing(profile, dataset, takes):
     """Whatever is measured, and whatever the errata say."""
     for kind, errata in itertools.product(KINDS, ([], [ERRATUM])):

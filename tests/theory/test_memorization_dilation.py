@@ -244,9 +244,9 @@ def test_the_distance_from_the_clean_mean_lies_between_the_constants_of_lemma_c3
 GOOD = {"lam_w": 1e-3, "lam_h": 1e-3, "alpha": 0.1, "eta": 0.2, "C_MD": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"), [("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("lam_w", 0.0), ("C_MD", -1.0)]
-)
+@pytest.mark.parametrize(("name", "bad"), [
+    ("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("eta", math.inf), ("lam_w", 0.0), ("C_MD", -1.0),
+])  # fmt: skip
 def test_a_parameter_outside_its_range_is_named(name, bad):
     for value in (bad, np.array([GOOD[name], bad])):
         with pytest.raises(ValueError, match=name):
