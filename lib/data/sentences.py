@@ -272,7 +272,7 @@ def zeta(x: Tensor, n_w: int) -> Tensor:
     >>> zeta(torch.tensor([2, 0]), n_w=3).tolist()
     [[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
     """
-    return torch.nn.functional.one_hot(x, n_w).to(torch.float64).transpose(-1, -2)
+    return torch.nn.functional.one_hot(x.long(), n_w).to(torch.float64).transpose(-1, -2)
 
 
 def concept_matrices(latents: Tensor, n_c: int) -> Tensor:

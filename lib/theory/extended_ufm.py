@@ -94,7 +94,9 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -
     0.18
     """
     checks.positive(lam_b=lam_b)
-    return _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
+    found = _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
+    share = min(found.c * (1 + lam_b) / lam_b, 1.0)  # c / mu; 1 - (1 - c / mu)_+ would lose digits, and so would 1 - mu
+    return found._replace(bias=share / (K * (1 + lam_b)))
 
 
 def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:

@@ -59,7 +59,7 @@ def test_words_have_the_concepts_of_the_latent_variable(task, n_spl, seed):
     assert x.shape == (task.K * n_spl, task.L) and x.dtype == y.dtype == torch.int64
     assert torch.equal(torch.bincount(y, minlength=task.K), torch.full((task.K,), n_spl))
     P = sentences.partition_matrix(task.n_c, task.s_c)
-    Z = sentences.concept_matrices(task.latents, task.n_c)
+    Z = sentences.concept_matrices(task.latents.int(), task.n_c)
     assert torch.equal(P @ sentences.zeta(x, task.n_w), Z[y])
 
 
