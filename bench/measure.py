@@ -44,12 +44,12 @@ H = means[y] + torch.randn(1000, 64, generator=generator, dtype=torch.float64)
 W = means + torch.randn(10, 64, generator=generator, dtype=torch.float64)
 b = torch.randn(10, generator=generator, dtype=torch.float64)
 outside = torch.randn(200, 64, generator=generator, dtype=torch.float64) + 0.5"""
-NOTE = """float32, one thread, milliseconds for a batch of {batch} features, medians of {rounds} rounds, from the first batch to
-the scatter of every class. neural-collapse passes over the data twice, for means and for the covariance; nc-toolbox
-takes no batches, and has all features in memory. Product: H^T H of all features at once, of which here about five
-eighths are computed. The ratio is the median over rounds. Goal: at most {goal} of neural-collapse's time, and no more
-memory. Memory, in MiB: by how much the largest resident size of a fresh process grows over {few} batches that are made
-one at a time, median of nine processes."""
+NOTE = """float32, one thread, milliseconds for a batch of {batch} features, medians of {rounds} rounds, from the
+first batch to the scatter of every class. neural-collapse passes over the data twice, for means and for the
+covariance; nc-toolbox takes no batches, and has all features in memory. Product: H^T H of all features at once, of
+which here about five eighths are computed. The ratio is the median over rounds. Goal: at most {goal} of
+neural-collapse's time, and no more memory. Memory, in MiB: by how much the largest resident size of a fresh process
+grows over {few} batches that are made one at a time, median of nine processes."""
 
 
 def run(console: Console) -> None:
