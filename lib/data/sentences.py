@@ -329,7 +329,7 @@ def symmetry_counts(latents: Tensor, n_c: int, chunk: int = 512) -> Tensor:
     """
     _check_latents(latents, n_c)
     K, L = latents.shape
-    hot = torch.nn.functional.one_hot(latents, n_c).reshape(K, L * n_c).to(torch.float32)  # counts below 2^24 are exact
+    hot = concept_matrices(latents, n_c).mT.reshape(K, L * n_c).to(torch.float32)  # counts below 2^24 are exact
     counts = torch.empty(K, L, L, n_c, dtype=torch.int64)
     for rows in torch.arange(K).split(chunk):
         distance = L - hot[rows] @ hot.T
@@ -355,7 +355,7 @@ def symmetric_counts(latents: Tensor, n_c: int) -> Tensor:
     K, L = latents.shape
     counts = [K * (comb(L - 1, r) * (n_c - 1) ** r) / n_c**L for r in range(L + 1)]
     expected = torch.tensor(counts, dtype=torch.float64)[:, None, None]
-    hot = torch.nn.functional.one_hot(latents, n_c).to(torch.bool)[:, None, :, :]
+    hot = concept_matrices(latents, n_c).mT.to(torch.bool)[:, None, :, :]
     return torch.where(hot, expected[1:], expected[:-1])
 
 
@@ -405,7 +405,7 @@ def assumption_b_dimension(latents: Tensor, n_c: int, chunk: int = 64) -> int:
 
     _check_latents(latents, n_c)
     K, L = latents.shape
-    hot = torch.nn.functional.one_hot(latents, n_c).to(torch.float64)  # (K, L, n_c); small integers, exact
+    hot = concept_matrices(latents, n_c).mT  # (K, L, n_c); small integers, exact
     above, below = torch.triu_indices(n_c, n_c)
     weight = torch.where(above == below, 0.5, 1.0).to(torch.float64)  # <A, G>: sum of A_ab (G_ab + G_ba), a < b
     representative = torch.zeros(L + 1, len(above), dtype=torch.float64)

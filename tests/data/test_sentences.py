@@ -172,7 +172,7 @@ def test_distances_and_symmetry_counts_are_counts(size, seed, data):
 @few
 def test_assumption_a_is_exact_when_all_latent_variables_are_classes_equally_often(size, times):
     n_c, L = size
-    assert sentences.symmetry_deviation(all_latents(n_c, L).repeat(times, 1), n_c) == 0
+    assert sentences.symmetry_deviation(all_latents(n_c, L).repeat(times, 1).int(), n_c) == 0
 
 
 # Assumption B -------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def dimension_by_svd(z, n_c):
 def test_dimension_is_that_of_the_whole_system(size, seed, data):
     n_c, L = size
     z = random_latents(n_c, L, data.draw(st.integers(1, min(8, n_c**L))), seed)
-    assert sentences.assumption_b_dimension(z, n_c, chunk=3) == dimension_by_svd(z, n_c)
+    assert sentences.assumption_b_dimension(z.int(), n_c, chunk=3) == dimension_by_svd(z, n_c)
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
