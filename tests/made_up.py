@@ -46,7 +46,7 @@ class Book:
     """A book of two chapters, of which the first measures. What executed it may be made up or real."""
 
     def __init__(self, root, exists=False):
-        self.root, self.build = root, root / "_build"
+        self.root, self.build, self.started = root, root / "_build", []
         if exists:
             return
         self.write("lib/__init__.py", "")
@@ -126,11 +126,20 @@ class Book:
     def start(self, *arguments, **environment):
         changed = {"BOOK_BUILD": None, "PYTHONPATH": None, "COLLAPSE_DATA": str(self.root / "data"), **environment}
         environment = {key: value for key, value in {**os.environ, **changed}.items() if value is not None}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "lib.book", *arguments], cwd=self.root, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             preexec_fn=_heed_interrupts,
         )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def end(self):
+        """Kill what a failed test leaves at work, and say what it said."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                print(process.communicate()[0])
 
     def run(self, *arguments, status=0, **environment):
         process = self.start(*arguments, **environment)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from multiprocessing import forkserver
 
 from jupyter_client.manager import AsyncKernelManager
@@ -41,7 +42,8 @@ def _serve(connection_file: str, environment: dict[str, str], log: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     threading.Thread(target=_end_with_the_build, daemon=True).start()
-    IPKernelApp.launch_instance(["-f", connection_file, f"--IPKernelApp.parent_handle={os.getppid()}"])
+    settings = {"IPKernelApp.parent_handle": os.getppid(), "HistoryManager.hist_file": ":memory:"}  # no database
+    IPKernelApp.launch_instance(["-f", connection_file, *(f"--{name}={value}" for name, value in settings.items())])
 
 
 def _end_with_the_build() -> None:
@@ -66,7 +68,13 @@ class _Process(multiprocessing.get_context("forkserver").Process):
 
 
 class ForkedKernel(AsyncKernelManager):
-    """Starts a kernel by forking; all else is jupyter_client's."""
+    """Starts a kernel by forking; all else is jupyter_client's.
+
+    It is reached by sockets without a file or a port: a port found free may be another's when the kernel takes it.
+    """
+
+    def __init__(self, **settings):
+        super().__init__(transport="ipc", ip=f"@{uuid.uuid4()}", **settings)
 
     async def _async_launch_kernel(self, kernel_cmd, env, stderr, **_):
         arguments = (os.path.realpath(self.connection_file), env, os.path.realpath(stderr.name))

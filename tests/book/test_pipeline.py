@@ -86,7 +86,9 @@ def built(built_once, tmp_path):
 @pytest.fixture
 def real(tmp_path):
     """A book that commands can execute, and that has not been."""
-    return Book(tmp_path).with_library()
+    book = Book(tmp_path).with_library()
+    yield book
+    book.end()
 
 
 def gone(pid):
