@@ -58,7 +58,7 @@ def bias_free(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
     >>> bias_free(K=2, n=1, lam_w=1.0, lam_h=1.0).rho  # too strong a decay
     0.0
     """
-    return _one_layer(K, n, lam_w, lam_h, 1.0)
+    return _one_layer(K, n, lam_w, lam_h, math.inf)
 
 
 def free_bias(K: int, n: int, lam_w: float, lam_h: float) -> OneLayer:
@@ -94,17 +94,16 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -
     0.18
     """
     checks.positive(lam_b=lam_b)
-    found = _one_layer(K, n, lam_w, lam_h, lam_b / (1 + lam_b))
-    share = min(found.c * (1 + lam_b) / lam_b, 1.0)  # c / mu; 1 - (1 - c / mu)_+ would lose digits, and so would 1 - mu
-    return found._replace(bias=share / (K * (1 + lam_b)))
+    return _one_layer(K, n, lam_w, lam_h, lam_b)
 
 
-def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLayer:
-    """The minimum when the best bias leaves a share `mu` of the squared error along 1_K."""
+def _one_layer(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -> OneLayer:
+    """The minimum for any decay of the bias, which is free at 0 and absent at infinity."""
     _check(K, n, lam_w=lam_w, lam_h=lam_h)
     c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
-    frame = max(1 - c, 0.0)
-    centre = max(1 - c / mu, 0.0) if mu > 0 else 0.0
+    mu = 1 / (1 + 1 / lam_b) if lam_b else 0.0  # the share of the squared error along 1_K that the best bias leaves
+    frame, left = max(1 - c, 0.0), min(c / mu, 1.0) if mu else 1.0
+    centre = 1 - left
     # a singular value z costs (1 - z)^2 / 2K + c z / K (K - 1 of them) or mu (1 - z)^2 / 2K + c z / K (along 1_K)
     along, across = mu * (1 - centre) ** 2 / 2 + c * centre, (1 - frame) ** 2 / 2 + c * frame
     return OneLayer(
@@ -112,7 +111,7 @@ def _one_layer(K: int, n: int, lam_w: float, lam_h: float, mu: float) -> OneLaye
         rho=scale * ((K - 1) * frame + centre) / K,
         alignment=1 / scale,
         gram=(scale * frame, scale * centre),
-        bias=(1 - mu) * (1 - centre) / K,
+        bias=left / (K * (1 + lam_b)),  # 1 - mu would lose digits
         objective=((K - 1) * across + along) / K,
     )
 
