@@ -56,6 +56,8 @@ class Book:
         self.write("lib/unused.py", "nothing = None\n")
         self.write("references.bib", "@book{b2000, author={A. Bee}, title={Bees}, publisher={P}, year={2000}}\n")
         self.write("chapters/errata.yml", "errata: []\n")
+        self.write("chapters/symbols.yml", "[]\n")
+        self.write("_config.yml", "title: A book\n")
         self.write("chapters/intro.md", "# Intro\n\n[One](part/one.md), {cite}`b2000`.\n\n```{bibliography}\n```\n")
         self.write("chapters/back/ledger.md", "# Ledger\n\n<!-- ledger -->\n")
         self.declare(CLAIM, {**CLAIM, "id": "fc-two"})

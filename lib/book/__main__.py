@@ -18,6 +18,7 @@ from rich.table import Table
 
 from lib.book import chapters, run
 from lib.ledger.profiles import PROFILES
+from lib.runs import devices
 
 # The modules that make pages and judge claims load Jinja, nbformat and others, so the commands import them on demand.
 
@@ -27,15 +28,12 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
-VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # environment variables: what `make` was given
 Profile = Annotated[Literal[PROFILES], typer.Option(envvar="PROFILE", help="How much is computed.")]
 Chapter = Annotated[str, typer.Option(envvar="CHAPTER", help="Paths or globs, commas between; else all chapters.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="DEVICE", help="Where it is computed.")]
 Seed = Annotated[int | None, typer.Option(envvar="SEED", min=0, max=2**62 - 1, help="Else each chapter's own.")]
 Jobs = Annotated[int | None, typer.Option(
-    envvar="JOBS", min=1,
-    help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
-    f"each: by default one for each core, and at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
+    envvar="JOBS", min=1, help=f"How many chapters share the machine; else one for each core, at most {run.MOST_JOBS}.",
 )]  # fmt: skip
 Old = Annotated[str, typer.Option(envvar="OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
@@ -48,9 +46,6 @@ def command(function):
     def guarded(**options):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            for name in VARIABLES:
-                if os.environ.get(name) == "":
-                    raise chapters.BadInput(f"{name} is given and empty: leave it out, or say what it is")
             status = function(**options)
         except (chapters.BadInput, chapters.SiteError) as error:
             console.print(f"error: {error}", style="red")
@@ -165,17 +160,15 @@ def record(chapter: Chapter = ""):
     selected = chapters.select(chapters.chapters(), chapter)
     with run.lock(console.print):
         written = records.record(selected, announce=console.print)
-    for taken, changed in written:
-        idle = sum(not claim["measured"] for claim in taken["claims"])
-        number = f"{len(taken['claims'])} claims ({idle} not run)"
+    for taken in written:
         when = f"{taken['finished'][:10]} on {taken['machine']['name']}"
-        console.print(f"{taken['chapter']}: {'recorded' if changed else 'unchanged'}, {number} of {when}")
-    _validate_claims(partial=True)  # the new records together with the existing ones
+        console.print(f"{taken['chapter']}: recorded {_tally(taken['claims'])}, of {when}")
 
 
 def _selection(profile: str, chapter: str, device: str, seed: int | None):
     """The selected chapters and the parameters to inject; raises BadInput for an unknown chapter or missing device."""
-    run.check_device(device)
+    if device == "cuda" and (why := devices.missing()):
+        raise chapters.BadInput(f"device 'cuda' is not available: {why}; use auto or cpu")
     given = {"profile": profile, "device": device, "seed": seed}
     parameters = {name: value for name, value in given.items() if value is not None}
     return chapters.select(chapters.chapters(), chapter), parameters

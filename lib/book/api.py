@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import html
-import itertools
 import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from sphinx.pycode import ModuleAnalyzer
 
 from lib.book.chapters import ROOT, imported
 
@@ -37,7 +38,7 @@ class Name(NamedTuple):
 def public(module: str) -> tuple[Name, ...]:
     """The public names of a module, in the order of its source, or of its `__all__`."""
     text = _file(module).read_text(encoding="utf-8")
-    tree, lines = ast.parse(text), text.splitlines()
+    tree, comments = ast.parse(text), ModuleAnalyzer.for_string(text, module).find_attr_docs()
     names = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
     if listed := ast.literal_eval(next(names, ast.List([]))):
         sources = {name: full.rpartition(".")[0] for name, full in imported(text, module) if full.startswith("lib.")}
@@ -50,22 +51,16 @@ def public(module: str) -> tuple[Name, ...]:
             body = node.body if kind == "class" else []
             members = [n.name for n in body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
             found.append(Name(module, node.name, kind, ast.get_docstring(node) or "", tuple(members)))
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if isinstance(target, ast.Name) and not target.id.startswith("_") and (doc := _comment(lines, node.lineno)):
-                found.append(Name(module, target.id, "data", doc))
+        elif isinstance(node, ast.Assign):
+            name = ast.unparse(node.targets[0])
+            if not name.startswith("_") and ("", name) in comments:
+                found.append(Name(module, name, "data", "\n".join(comments["", name]).strip()))
     return tuple(found)
 
 
 def _file(module: str) -> Path:
     path = ROOT.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def _comment(lines: list[str], number: int) -> str:
-    """The text of the lines that begin with `#:` right above line `number`, counted from 1."""
-    above = itertools.takewhile(lambda line: line.startswith("#:"), reversed(lines[: number - 1]))
-    return "\n".join(line[2:].strip() for line in reversed([*above]))
 
 
 def fill(text: str) -> str:

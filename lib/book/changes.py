@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from lib.book.chapters import BadInput
+from lib.ledger.pages import table
 
 RELEASE = Path("docs", "claims.json")  # of the laptop profile with the papers' image sets, at the last release
 
@@ -18,21 +19,19 @@ def changes(old: Path, new: Path) -> list[str]:
     equal. The last line gives the counts. BadInput for a file that cannot be read or is not from a build.
     """
     before, after = _rows(old), _rows(new)
-    lines = [f"removed: {name} ({before[name]['verdict']})" for name in before if name not in after]
-    removed, changed, added = len(lines), 0, 0
-    for name, row in after.items():
-        if name not in before:
-            lines.append(f"added: {name} ({row['verdict']})")
-            added += 1
-            continue
-        verdicts = list(dict.fromkeys((before[name]["verdict"], row["verdict"])))
-        values = [each["measured"] for each in (before[name], row)]
+    removed = [f"removed: {name} ({row['verdict']})" for name, row in before.items() if name not in after]
+    added = [f"added: {name} ({row['verdict']})" for name, row in after.items() if name not in before]
+    changed, lines = 0, []
+    for name in (name for name in after if name in before):
+        verdicts = list(dict.fromkeys(rows[name]["verdict"] for rows in (before, after)))
+        values = [rows[name]["measured"] for rows in (before, after)]
         differ = [key for key in {**values[0], **values[1]} if not _same(*(each.get(key) for each in values))]
         if len(verdicts) > 1 or differ:
             shown = {key: [json.dumps(each.get(key), ensure_ascii=False) for each in values] for key in differ}
             lines += [f"{name}: {' -> '.join(verdicts)}", *(f"    {key}: {' -> '.join(shown[key])}" for key in differ)]
             changed += 1
-    return [*lines, f"{changed} of {len(after)} claims changed, {added} added, {removed} removed"]
+    counts = f"{changed} of {len(after)} claims changed, {len(added)} added, {len(removed)} removed"
+    return [*removed, *lines, *added, counts]
 
 
 def page(root: Path, measured: dict[str, dict]) -> str:
@@ -40,11 +39,11 @@ def page(root: Path, measured: dict[str, dict]) -> str:
     before = _rows(root / RELEASE)
     judged = {name: row["verdict"] for name, row in measured.items() if row["verdict"] != "not run"}
     released = {name: before[name]["verdict"] if name in before else "not there" for name in judged}
-    rows = [f"| `{name}` | {released[name]} | {now} |" for name, now in judged.items() if released[name] != now]
-    table = ["", "| claim | release | this build |", "|---|---|---|", *rows] if rows else []
+    rows = [(f"`{name}`", released[name], now) for name, now in judged.items() if released[name] != now]
     said = f"Of the {len(judged)} claims that this build judges, {len(rows)} have another verdict than the release."
     _, _, log = (root / "CHANGELOG.md").read_text(encoding="utf8").partition("\n## ")
-    return "\n".join([said, *table, "", f"## {log}"])
+    shown = [table(("claim", "release", "this build"), rows)] if rows else []
+    return "\n\n".join([said, *shown, f"## {log}"])
 
 
 def _rows(path: Path) -> dict[str, dict]:
@@ -60,5 +59,5 @@ def _same(old, new) -> bool:
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_same, old, new))
     if {type(old), type(new)} <= {int, float}:
-        return math.isclose(old, new, rel_tol=1e-6) or (old != old and new != new)
+        return math.isclose(old, new, rel_tol=1e-6)
     return type(old) is type(new) and old == new

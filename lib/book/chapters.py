@@ -40,7 +40,7 @@ class SiteError(RuntimeError):
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the table of contents; it is a chapter when it has a kernel and code cells."""
+    """A page of the table of contents; it is a chapter when its front matter names a kernel."""
 
     name: str  # "chapters/feature-collapse/theorems"
     root: Path = field(default=ROOT, repr=False)
@@ -64,8 +64,7 @@ class Page:
 
     @functools.cached_property
     def is_chapter(self) -> bool:
-        header = re.match(r"---\n.*?^kernelspec:.*?^---$", self.text, re.MULTILINE | re.DOTALL)
-        return header is not None and re.search(r"^```+\s*\{code-cell\}", self.text, re.MULTILINE) is not None
+        return re.match(r"---\n.*?^kernelspec:.*?^---$", self.text, re.MULTILINE | re.DOTALL) is not None
 
     @functools.cached_property
     def notebook(self):
@@ -150,7 +149,7 @@ def contents(root: Path = ROOT) -> list[tuple[int, str, str]]:
         for number, chapter in enumerate(part["chapters"]):
             listed.append((2, "" if number else part.get("caption", ""), chapter["file"]))
             listed += [(3, "", section["file"]) for section in chapter.get("sections", [])]
-    return [(level, part, name.removesuffix(".md")) for level, part, name in listed]
+    return listed
 
 
 def pages(root: Path = ROOT) -> list[Page]:
@@ -175,16 +174,16 @@ def select(everything: list[Page], pattern: str) -> list[Page]:
     wanted = [part.strip() for part in pattern.split(",") if part.strip()]
     if not wanted:
         return everything
-    names = [name for page in everything for name in (page.name, page.short)]
     chosen = set()
     for part in wanted:
         plain = part.removeprefix("./").removesuffix(".md").removesuffix("/")
-        hits = [name for name in names if fnmatch.fnmatchcase(name, plain) or name.startswith(f"{plain}/")]
+        names = ((page, name) for page in everything for name in (page.name, page.short))
+        hits = {page for page, name in names if fnmatch.fnmatchcase(name, plain) or name.startswith(f"{plain}/")}
         if not hits:
             known = "\n  ".join(f"{page.name}.md" for page in everything)
             raise BadInput(f"unknown chapter {part!r}; known chapters:\n  {known}")
-        chosen.update(hits)
-    return [page for page in everything if chosen & {page.name, page.short}]
+        chosen |= hits
+    return [page for page in everything if page in chosen]
 
 
 def code_hash(cells, profile: str | None = None) -> str:
@@ -270,49 +269,40 @@ def imported_names(page: Page) -> set[str]:
 def data_fingerprint(dataset: str = "auto") -> str:
     """Hash of names, sizes and modification times below the data folder; the files themselves are not read.
 
-    Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
-    does not count.
+    Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere does not.
     """
     places = os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book", str(dataset)
-    roots = [Path(os.path.expanduser(place)) for place in places]  # without such a user the name stays as it is
     entries = []
-    for number, root in enumerate(map(str, roots)):
-        for place in [root] if os.path.isfile(root) else _below(root):
+    for number, place in enumerate(places):
+        root = os.path.normpath(os.path.expanduser(place))
+        files = [root]
+        if os.path.isdir(root):  # as text rather than Path: there may be many thousands
+            files = [f"{folder}/{name}" for folder, _, names in os.walk(root, followlinks=True) for name in names]
+        for path in files:
             with contextlib.suppress(OSError):
-                status = os.stat(place)
-                entries.append(f"{number}{place[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
+                status = os.stat(path)
+                entries.append(f"{number}{path[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
     return sha(os.fsencode("\n".join(sorted(entries))))
 
 
-def _below(folder: str) -> Iterator[str]:
-    """The files in a folder and behind its links, as text rather than Path: there may be many thousands."""
-    seen = set()
-    for at, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(at)) in seen:  # a link that leads back
-            folders.clear()
-            continue
-        seen.add(real)
-        folders.sort()
-        yield from (f"{at}/{name}" for name in names)
-
-
 def differences(old: dict | None, new: dict) -> list[str]:
-    """What changed between two keys, in words; empty when the results of `old` are still good."""
+    """What changed between two keys, in words; empty when the results of `old` are still good.
+
+    The keys of a record are no more than `Page.hashes`: with what else it was measured, it says itself.
+    """
     if not old:
         return ["never executed"]
-    edited = old["code"] != new["code"]
-    reasons = ["its code cells changed"] if edited else []
-    for name, value in new["parameters"].items():
-        before = old["parameters"].get(name)
-        if before != value and not (edited and name not in old["parameters"]):
+    reasons = ["its code cells changed"] if old["code"] != new["code"] else []
+    for name, value in new.get("parameters", {}).items():
+        if (before := old["parameters"].get(name)) != value:
             reasons.append(f"parameter {name}: {before!r} -> {value!r}")
     for name, value in sorted(new["lib"].items()):  # a module no longer imported shows in what imported it
         if old["lib"].get(name) != value:
             reasons.append(f"{name} {'changed' if name in old['lib'] else 'is imported now'}")
-    for name, present in new["versions"].items():
+    for name, present in new.get("versions", {}).items():
         if old["versions"].get(name) != present:
             reasons.append(f"{name} {old['versions'].get(name)} -> {present}")
-    if old["data"] != new["data"]:
+    if old.get("data") != new.get("data"):
         reasons.append("the data set changed")
     if changed := {name for name, _ in old["files"].items() ^ new["files"].items()}:
         reasons.append(f"{', '.join(sorted(changed))} changed")
@@ -357,7 +347,7 @@ def _used(imports: list[tuple[str, str]], text: str, otherwise: Iterable[str] = 
 def _definitions(source: str) -> dict[str, str]:
     """The texts of what a module defines at its top level, by name; "" has the statements that define nothing."""
     body, lines = _parse(source).body, source.split("\n")
-    found = {"": "" if body else source}  # broken code as it is
+    found = {"": ""}
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             continue

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import yaml
+from jinja2 import Environment, PackageLoader
 
 from lib.book import api, changes, symbols
 from lib.book import records as recorded
@@ -18,6 +19,8 @@ from lib.ledger import claims, errata
 from lib.ledger import pages as tables
 
 NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
+# BibTeX has a meaning of its own for the braces that Jinja usually looks for.
+TEMPLATES = Environment(loader=PackageLoader("lib.book"), variable_start_string="<<", variable_end_string=">>")
 AUDIT = '<details class="audit"><summary>The list</summary>'
 
 
@@ -40,11 +43,10 @@ def with_results(page: Page):
     for cell, result in zip(code, (cell for cell in results if cell is not injected), strict=True):
         cell.outputs, cell.execution_count = result.outputs, result.execution_count
     if injected:
-        source = injected.source.replace("# Parameters", "# Parameters of this build", 1)
-        own = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]}, id="injected")
-        own.execution_count = injected.execution_count
+        injected.source = injected.source.replace("# Parameters", "# Parameters of this build", 1)
+        injected.id = "injected"
         declared = next(number for number, cell in enumerate(notebook.cells) if "parameters" in _tags(cell))
-        notebook.cells.insert(declared + 1, own)
+        notebook.cells.insert(declared + 1, injected)
     notebook.metadata["language_info"] = executed.metadata.get("language_info", {})
     return notebook
 
@@ -119,11 +121,9 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         if not page.is_chapter:
             files[f"{page.name}.md"] = _link_chapters(fill(api.fill(page.text)), page, everything).encode()
     fixed = (root / name for name in ("_config.yml", "_toc.yml", "references.bib", symbols.FILE))
-    for path in (*fixed, *(root / "_static").rglob("*")):
-        if path.is_file():
-            files[path.relative_to(root).as_posix()] = path.read_bytes()
-    if config := files.get("_config.yml"):
-        files["_config.yml"] = fill(config.decode()).encode()
+    for path in (*fixed, *(root / "_static").glob("*.*")):
+        files[path.relative_to(root).as_posix()] = path.read_bytes()
+    files["_config.yml"] = fill(files["_config.yml"].decode()).encode()
     return files, measured, missing
 
 
@@ -131,23 +131,7 @@ def cite(root: Path) -> dict[str, str]:
     """What CITATION.cff says: the authors, the version, and a button with the BibTeX entry."""
     about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
     names = [one.get("name") or f"{one['given-names']} {one['family-names']}" for one in about["authors"]]
-    button = f"""```{{raw}} html
-<p><button class="cite" type="button" hidden>Copy the BibTeX entry</button>
-<span class="cite-said" role="status"></span></p>
-```
-
-::::{{dropdown}} BibTeX entry
-:class-container: cite-entry
-
-```bibtex
-@misc{{how-representations-collapse,
-  title  = {{{{{about["title"]}}}}},
-  author = {{{" and ".join(f"{{{name}}}" for name in names)}}},
-  year   = {{{about["date-released"].year}}},
-  note   = {{Version {about["version"]}}}
-}}
-```
-::::"""
+    button = TEMPLATES.get_template("cite.md").render(about=about, names=names)
     return {"authors": ", ".join(names), "version": str(about["version"]), "button": button}
 
 
@@ -184,34 +168,10 @@ def _run_note(page: Page, opening: list) -> str:
         command += f" DEVICE={parameters['device']}"
     if "seed" in parameters and parameters["seed"] != page.declared["seed"]:
         command += f" SEED={parameters['seed']}"
-    rest = "".join(f", {name} `{value}`" for name, value in parameters.items())
     took = f"{seconds:.0f} s" if (seconds := about["seconds"]) < 100 else f"{seconds / 60:.1f} min"
-    name = page.name.rpartition("/")[2]
     source = "\n\n".join(cell.source.strip() for cell in opening)
-    return f"""<details class="run-note"><summary>Run, change, download this page</summary>
-
-```bash
-{command}
-```
-
-executes this chapter and renders the book. Change its parameters or its code and run the command again;
-`make lab` opens it as a notebook.
-
-What the page shows was executed with profile `{profile}`{rest} in {took}.
-
-- {{download}}`Executed notebook ({name}.ipynb) </downloads/{page.name}.ipynb>`
-- {{download}}`Markdown source ({name}.md) </downloads/{page.name}.md>`
-
-<p class="code-switch" hidden><button type="button" value="shown">Show all code</button>
-<button type="button" value="hidden">Hide all code</button></p>
-
-The page opens with this code:
-
-````ipython3
-{source}
-````
-
-</details>"""
+    template = TEMPLATES.get_template("run-note.md")
+    return template.render(page=page, command=command, profile=profile, rest=parameters, took=took, source=source)
 
 
 def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:

@@ -47,6 +47,7 @@ def _serve(connection_file: str, environment: dict[str, str], log: str) -> None:
 
 
 def _end_with_the_build() -> None:
+    """The parent handle is the fork server's, which outlives a killed build as long as a kernel holds its pipe."""
     multiprocessing.parent_process().join()
     os._exit(1)
 

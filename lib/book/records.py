@@ -16,7 +16,7 @@ from lib.book.run import checksum, executed_notebook, noted
 from lib.checks import nearest
 from lib.data.files import atomically
 from lib.ledger import claims, declarations
-from lib.ledger.pages import PARTS
+from lib.ledger.pages import PARTS, table
 
 FORMAT = 1
 RECORDED = ("night", "paper")
@@ -26,8 +26,8 @@ CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
 # ------------------------------------------------------------------------------------------------------------ making
 
 
-def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tuple[dict, bool]]:
-    """Record the claims of the selected chapters that were executed at `paper` or `night`: (record, changed) for each.
+def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[dict]:
+    """Record the claims of the selected chapters that were executed at `paper` or `night`; returns the records.
 
     Nothing is written unless all of them can be recorded. Chapters without claims are passed over; so are, each with
     a line through `announce`, those of another profile and runs where a better one is on record and not outdated
@@ -48,21 +48,24 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[tupl
     if not {*profiles.values()} & {*RECORDED}:
         reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
         raise BadInput(f"nothing to record: no chapter was executed with profile 'paper' or 'night'{reason}")
-    written = [(taken, _write_record(taken, root)) for taken in records]
+    for taken in records:
+        with atomically(_path(taken["chapter"], root)) as partial:
+            content = json.dumps(taken, sort_keys=True, indent=1, ensure_ascii=False)
+            partial.write_text(content + "\n", encoding="utf8")
     for line in others:
         announce(f"not recorded: {line}")
-    return written
+    return records
 
 
 def _better(taken: dict, page: Page, root: Path) -> str:
     """How the chapter's record was made, if it still holds and is of a larger profile, or of the same profile but on a
     GPU instead of a CPU."""
     try:
-        kept = _load(path_of(page.short, root))
+        kept = _load(_path(page.short, root))
     except ValueError:  # absent or damaged: to be made anew
         return ""
     old, new = ((RECORDED.index(one["profile"]), one["machine"]["device"] != "cpu") for one in (kept, taken))
-    better = old > new and not changes(page, kept["hashes"], kept["profile"])
+    better = old > new and not differences(kept["hashes"], page.hashes(kept["profile"]))
     return f"at {kept['profile']} on {kept['machine']['name']}" if better else ""
 
 
@@ -71,7 +74,7 @@ def take(page: Page) -> dict:
     about = noted(page)
     profile = about["key"]["parameters"]["profile"]
     hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
-    if reasons := changes(page, hashes, profile):
+    if reasons := differences(hashes, page.hashes(profile)):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
     try:
         measured = [claims.judge(shown[claims.MIME]) for shown in claims.collect(executed_notebook(page))]
@@ -92,20 +95,8 @@ def take(page: Page) -> dict:
     return {**taken, "checksum": checksum(taken)}
 
 
-def path_of(chapter: str, root: Path = ROOT) -> Path:
-    """Where the record of a chapter lies; `chapter` is its name without `chapters/`."""
+def _path(chapter: str, root: Path) -> Path:
     return root / "recorded" / f"{chapter}.json"
-
-
-def _write_record(record: dict, root: Path) -> bool:
-    """Write the record if it differs from what is there; returns whether it did."""
-    path = path_of(record["chapter"], root)
-    content = (json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
-    if path.is_file() and path.read_bytes() == content:
-        return False
-    with atomically(path) as partial:
-        partial.write_bytes(content)
-    return True
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -121,7 +112,7 @@ def read(root: Path = ROOT) -> dict[str, dict]:
     for kept in check(root):
         reasons = ["its chapter is not in the book any more"]
         if page := known.get(kept["chapter"]):
-            reasons = changes(page, kept["hashes"], kept["profile"])
+            reasons = differences(kept["hashes"], page.hashes(kept["profile"]))
         about = {part: kept[part] for part in ("chapter", "profile", "finished", "machine")}
         for claim in kept["claims"]:
             record = {**claim, **about, "outdated": [*reasons]}
@@ -167,12 +158,6 @@ def _load(path: Path) -> dict:
     )
 
 
-def changes(page: Page, hashes: dict, profile: str) -> list[str]:
-    """What has changed in a chapter since it had these hashes, in words: its code, its files, what it uses of `lib`."""
-    other = {"parameters": {}, "versions": {}, "data": None}
-    return differences({**hashes, **other}, {**page.hashes(profile), **other})
-
-
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
@@ -199,12 +184,12 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
             if declared[name]["paper"] == paper:
                 rows.setdefault((page, _state(kept.get(name))), []).append(name)
         if rows:
-            lines = ["| chapter | claims | state |", "|---|---|---|"]
+            lines = []
             for (page, state), names in rows.items():
                 linked = ", ".join(PARTS.claim_link(name, live.get(name), "../") for name in names)
-                cells = (f"[{page.title}](../{page.short}.md)", linked, state)
-                lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-            parts += [f"### {title}", '<div class="overview">', "\n".join(lines), "</div>"]
+                lines.append((f"[{page.title}](../{page.short}.md)", linked, state))
+            shown = table(("chapter", "claims", "state"), lines)
+            parts += [f"### {title}", '<div class="overview">', shown, "</div>"]
     return "\n\n".join(parts)
 
 

@@ -18,7 +18,6 @@ import math
 import os
 import platform
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -124,15 +123,6 @@ def lock(announce):
         yield
 
 
-def check_device(device: str) -> None:
-    """Raises BadInput when the machine has no such device; torch is consulted only when one is asked for by name."""
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise BadInput(f"device 'cuda' is not available: {devices.missing()}; use auto or cpu")
-
-
 def cores() -> int:
     """How many processors this process may use, by its affinity and by the limits of its container."""
     import joblib
@@ -165,50 +155,45 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     A failing chapter leaves its partial notebook in `failed/` and stops no other. On KeyboardInterrupt the kernels
     are killed before it is passed on; finished chapters stay.
     """
-    todo = selected if force else [*stale(selected, parameters)]
-    if _download(todo, parameters, console) and not force:
-        todo = [*stale(selected, parameters)]  # what lies in the data folder counts
+    _download(selected, parameters, console)
+    todo = selected if force else stale(selected, parameters)
+    todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))  # what is unknown may be the longest
     for page in todo:
         _ = page.notebook  # one that cannot be read is refused before any is executed
         if "claims.open(" in page.text and "profile" not in page.declared:
             raise BadInput(f"{page.name}.md: no cell with the tag `parameters` sets `profile`")
-    outcomes = {page: Outcome(page, "up to date") for page in selected if page not in todo}
-    for page in outcomes:
-        executed_path(page, "failed").unlink(missing_ok=True)
+    outcomes = {page: Outcome(page, "up to date") for page in selected}
     on_auto = parameters.get("device") == "auto" and any("device" in page.declared for page in todo)
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")
-    if jobs > 1:  # what was never executed may be the longest
-        todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))
     if todo:
-        allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of open files
-        if allowed < (needed := 96 + 32 * min(jobs, len(todo))):  # for kernels side by side, with some to spare
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console)}
-    return [outcomes[page] for page in selected]
+    return [*outcomes.values()]
 
 
-def _download(pages: list[Page], parameters: dict, console) -> bool:
-    """Fetch the image sets that these chapters want in the paper profile; returns whether any was fetched.
+def _download(selected: list[Page], parameters: dict, console) -> None:
+    """Fetch the image sets that the stale ones of these chapters want in the paper profile.
 
-    This is done before any of them begins, since what lies in the data folder counts for all of them. A chapter whose
-    code contains `download=` wants the sets whose names that code contains as strings. If fetching fails, a line
-    says so.
+    This is done before it is decided what to execute, since what lies in the data folder counts for all of them. A
+    chapter whose code contains `download=` wants the sets whose names that code contains as strings. If fetching fails,
+    a line says so.
     """
     from lib.ledger.verdict import ORIGINALS
 
-    codes = ["\n".join(cell.source for cell in page.code) for page in pages if page.declared.get("dataset") == "auto"]
+    if parameters.get("profile") != "paper":
+        return
+    pages = (page for page in stale(selected, parameters) if page.declared.get("dataset") == "auto")
+    codes = ["\n".join(cell.source for cell in page.code) for page in pages]
     wanting = "\n".join(code for code in codes if "download=" in code)
     names = [name for name in ORIGINALS if re.search(f"""["']{name}["']""", wanting)]
-    if parameters.get("profile") != "paper" or not names:
-        return False
+    if not names:
+        return
     with console.status(f"looking for {', '.join(names)}"):
         command = [sys.executable, "-m", "lib.data.image_files", "fetch", *names]
-        process = subprocess.run(command, cwd=pages[0].root, capture_output=True, text=True)
+        process = subprocess.run(command, cwd=selected[0].root, capture_output=True, text=True)
     for line in process.stderr.splitlines():
         if line.startswith("error: "):
             console.print(line.removeprefix("error: "))
-    return "downloaded into" in process.stdout
 
 
 def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
@@ -234,8 +219,7 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
                 for future in finished:
                     done.append(one := future.result())
                     progress.advance(whole)
-                    line = f"[{len(done)}/{len(todo)}] {one.page.short}: {one.state} in {one.seconds:.1f} s"
-                    progress.print(line, highlight=False, markup=False)
+                    progress.print(f"[{len(done)}/{len(todo)}] {one.page.short}: {one.state} in {one.seconds:.1f} s")
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for client in list(clients):
@@ -277,7 +261,7 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     bar = progress.add_task(f"  {page.short}", total=len(page.code) + bool(declared))
     begun: list = []  # cells
     error = ""
-    reports = {"COLLAPSE_CHAPTER": page.short, "COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)}
+    reports = {"COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)}
     try:
         papermill.execute_notebook(
             source, result, parameters=declared, engine_name="book", kernel_name="python3", progress_bar=False,

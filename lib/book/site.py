@@ -132,7 +132,6 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
             confoverrides={
                 "external_toc_path": str(source / "_toc.yml"),
                 "html_search_scorer": str(Path(__file__).with_name("scorer.js")),
-                "nitpicky": True,
                 "latex_individualpages": False,
             },
             warningiserror=strict, keep_going=True,
@@ -145,8 +144,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
         raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
     _finish(files, temporary)
     assets.trim(temporary)
-    if symbols.FILE in files:
-        symbols.mark(temporary, symbols.read(root))
+    symbols.mark(temporary, symbols.read(root))
     pictures.mkdir(exist_ok=True)  # there are none where no chapter has results
     known.write_text(trusted)
     os.replace(temporary, site)
@@ -156,12 +154,8 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
 def _finish(files: dict[str, bytes], out: Path) -> None:
     """Write the entry page, the claims, and behind each page's download button the executed notebook without its
     note."""
-    first = yaml.safe_load(files["_toc.yml"])["root"].removesuffix(".md")
-    # with an icon, or the browser asks for a favicon.ico that is not there
-    (out / "index.html").write_text(f"""<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Refresh" content="0; url={first}.html"><link rel="icon" href="data:,"><title>The book</title></head>
-<body><a href="{first}.html">The book</a></body></html>
-""")
+    first = yaml.safe_load(files["_toc.yml"])["root"]
+    (out / "index.html").write_text(compose.TEMPLATES.get_template("index.html").render(first=first))
     (out / "claims.json").write_bytes(files["downloads/claims.json"])
     for name, content in files.items():
         target = out / "_sources" / name.removeprefix("downloads/")

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from lib.book.chapters import ROOT
+from lib.ledger import pages
 
 FILE = "chapters/symbols.yml"
 PARTS = {
@@ -36,12 +37,12 @@ def read(root: Path = ROOT) -> list[dict]:
 def table(rows: list[dict]) -> str:
     """Markdown: a table of what two papers or more have a symbol for, and folded below it what only one has."""
 
-    def cells(row) -> str:
+    def cells(row) -> list[str]:
         signs = (", ".join(f"${sign}$" for sign in row.get(part, [])) for part in PARTS)
-        return " | ".join([row["means"], *signs, f"`{row['lib']}`" if "lib" in row else ""])
+        return [row["means"], *signs, f"`{row['lib']}`" if "lib" in row else ""]
 
-    lines = [f"| | {' | '.join(name for _, name in PARTS.values())} | `lib` |", "|---|---|---|---|---|---|"]
-    lines += [f"| {cells(row)} |" for row in rows if sum(part in row for part in PARTS) > 1]
+    shared = [cells(row) for row in rows if sum(part in row for part in PARTS) > 1]
+    lines = [pages.table(["", *(name for _, name in PARTS.values()), "`lib`"], shared)]
     lines += ["", ":::{dropdown} Symbols of one paper"]
     for part, (_, name) in PARTS.items():
         own = [row for row in rows if [one for one in PARTS if one in row] == [part]]

@@ -19,16 +19,15 @@ from pathlib import Path
 from lib.checks import nearest
 from lib.ledger import declarations
 from lib.ledger.declarations import PAPERS
-from lib.ledger.pages import linked_verdict, place_of
+from lib.ledger.pages import linked_verdict, place_of, table
 
 _MARKER = re.compile(r"^<!-- (erratum|consequence) (\S+) -->[ \t]*$", re.MULTILINE)
-_FENCE = re.compile(r"^(`{3,}|~{3,})(\{code-cell\})?.*\n(?:.*\n)*?\1[`~]*[ \t]*$", re.MULTILINE)
+_NAMED = re.compile(r"^(?:\(erratum-|<!-- erratum |<!-- consequence )([^\s)]+)", re.MULTILINE)
 _SLIPS = "Slips and remarks"
-_OUTLINE = re.compile(r"\(erratum-(\S+)\)=|##? .*|<!-- (?:erratum|consequence) (\S+) -->|<!-- cell -->")
 
 
 def check(chapter_files: Iterable[str | os.PathLike]) -> None:
-    """ValueError, listing every problem, when a section is missing, duplicate, misplaced, incomplete or unknown."""
+    """ValueError, listing every problem, when a section is missing, duplicate, incomplete or unknown."""
     _, problems = sections(chapter_files)
     if problems:
         raise ValueError("\n".join(problems))
@@ -36,37 +35,26 @@ def check(chapter_files: Iterable[str | os.PathLike]) -> None:
 
 def sections(chapter_files: Iterable[str | os.PathLike]) -> tuple[dict[str, str], list[str]]:
     """The heading of each erratum that has its section, {id: Markdown}, and the list of all problems."""
-    known, problems, headings, outlines = declarations.read().errata, [], {}, {}
-    for path in sorted(map(Path, chapter_files)):
-        found = _outline(path.read_text(encoding="utf-8"))
-        outlines[path] = "\n".join(line[0] for line in found) + "\n"
-        for name in dict.fromkeys(line[1] or line[2] for line in found if line[1] or line[2]):
+    known, problems, headings = declarations.read().errata, [], {}
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(map(Path, chapter_files))}
+    for path, text in texts.items():
+        for name in dict.fromkeys(_NAMED.findall(text)):
             if name not in known:
                 problems.append(f"{path}: erratum {name!r} is not in {declarations.ERRATA.name}{nearest(name, known)}")
-            elif path != _home(known[name]):
-                problems.append(f"{path}: erratum {name!r} belongs to {_home(known[name])}")
     for name, erratum in known.items():
-        anchor, outline = f"(erratum-{name})=", outlines.get(_home(erratum), "")
-        marked = f"<!-- erratum {name} -->\n(?:<!-- cell -->\n)+<!-- consequence {name} -->\n(?:[#(]|$)"
-        section = re.search(f"^{re.escape(anchor)}\n## (.*)\n{marked}", outline, re.MULTILINE)
-        if section and outline.count(anchor) == 1:
+        home = declarations.ERRATA.with_suffix("") / f"{erratum['paper']}.md"
+        anchor, text = f"(erratum-{name})=", texts.get(home, "")
+        words = r"(?:(?!\(erratum-).*\n)*?"  # lines of this section
+        marked = f"<!-- erratum {name} -->\n{words}```+{{code-cell}}.*\n{words}<!-- consequence {name} -->$"
+        section = re.search(f"^{re.escape(anchor)}\n## (.*)\n{words}{marked}", text, re.MULTILINE)
+        if section and text.count(anchor) == 1:
             headings[name] = section[1]
         else:
             problems.append(
-                f"{_home(erratum)}: erratum {name!r} has no section, or not one of {anchor}, '## ...', "
+                f"{home}: erratum {name!r} has no section, or not one of {anchor}, '## ...', "
                 f"'<!-- erratum {name} -->', at least one code cell and '<!-- consequence {name} -->', in this order"
             )
     return headings, problems
-
-
-def _home(erratum: dict) -> Path:
-    return declarations.ERRATA.with_suffix("") / f"{erratum['paper']}.md"
-
-
-def _outline(text: str) -> list[re.Match]:
-    """The lines of a page that are an anchor, a marker or the heading of a section, and one for each code cell."""
-    text = _FENCE.sub(lambda fence: "<!-- cell -->" if fence[2] else "", text)
-    return [found for line in text.splitlines() if (found := _OUTLINE.fullmatch(line.rstrip()))]
 
 
 def expand(text: str, records: dict[str, dict], statements: dict[str, str]) -> str:
@@ -104,19 +92,16 @@ def page(records: dict[str, dict], headings: dict[str, str]) -> str:
 
     records: {id of a claim: its judged record}. headings: {id of an erratum: heading of its section}, from `sections`.
     """
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[tuple]] = {}
     for name, erratum in declarations.read().errata.items():
         paper, claim, slip = erratum["paper"], erratum["shown_by"], erratum["kind"] == "slip"
         link = f'<a href="../errata/{paper}.html#erratum-{name}">{headings.get(name) or name}</a>'
         place = f"{PAPERS[paper]}, {erratum['place']}" if slip else erratum["place"]
-        cells = link, place, *(() if slip else (erratum["kind"],)), linked_verdict(claim, records.get(claim))
-        row = "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
-        rows.setdefault(_SLIPS if slip else PAPERS[paper], []).append(row)
+        cells = link, place, erratum["kind"], linked_verdict(claim, records.get(claim))
+        rows.setdefault(_SLIPS if slip else PAPERS[paper], []).append(cells)
     parts = []
     for title in (*PAPERS.values(), _SLIPS):
         if title in rows:
-            names = ["finding", "place in the paper", *(() if title == _SLIPS else ("kind",)), "measured by"]
-            head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-            table = "\n".join([*head, *rows[title]])
-            parts.append(f'## {title}\n\n<div class="overview">\n\n{table}\n\n</div>')
+            shown = table(("finding", "place in the paper", "kind", "measured by"), rows[title])
+            parts.append(f'## {title}\n\n<div class="overview">\n\n{shown}\n\n</div>')
     return "\n\n".join(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
@@ -22,11 +23,11 @@ _LABEL = re.compile(r"^(?::label: ([a-z0-9-]+)|\(([a-z0-9-]+)\)=)[ \t]*$", re.MU
 def claim(record: dict, links: bool = True) -> str:
     """The table of one judged claim: what is expected, what was measured, and whether they agree.
 
-    links: whether to link to the ledger and errata pages, as the published page does.
+    links: whether to link to the ledger and errata pages, as the published page does; its record names its chapter.
     """
     declared = declarations.read()
     declaration, shown = declared.claims[record["id"]], declared.errata_of(record["id"])
-    up = "../" * record["chapter"].count("/")
+    up = "../" * record["chapter"].count("/") if links else ""
     return _fill("claim.html", record=record, declaration=declaration, errata=shown, links=links, up=up)
 
 
@@ -102,6 +103,12 @@ def _first_value(record: dict | None) -> str:
     expect = declarations.read().claims[record["id"]]["expect"] if record else {}
     key = next((key for key in _part(expect, "headline") if key in record["measured"]), None)
     return f", {_indexed(key)}: {_number(record['measured'][key], 4)}" if key else ""
+
+
+def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown, with these headings and rows of cells."""
+    head, *lines = ("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (heads, *rows))
+    return "\n".join([head, "|---" * len(heads) + "|", *lines])
 
 
 def _fill(template: str, **values) -> str:

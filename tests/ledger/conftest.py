@@ -17,6 +17,5 @@ def files(tmp_path, monkeypatch):
 
     monkeypatch.setattr(declarations, "CLAIMS", tmp_path / "claims.yml")
     monkeypatch.setattr(declarations, "ERRATA", tmp_path / "errata.yml")
-    monkeypatch.delenv("COLLAPSE_CHAPTER", raising=False)
     write()
     return write

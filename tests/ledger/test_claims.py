@@ -26,17 +26,11 @@ def test_a_check_leaves_a_record_of_plain_values(shown):
     left = shown[0][claims.MIME]
     assert json.loads(json.dumps(left, allow_nan=False)) == left
     seconds = left.pop("seconds")
-    about = {"chapter": "feature-collapse", "profile": "laptop", "device": "cpu", "dataset": None}
+    about = {"profile": "laptop", "device": "cpu", "dataset": None}
     values = {"measured": {"constant": 1.45, "note": [0, 1, 2]}, "expected": CLAIM["expect"]}
     assert left == {"id": "fc-one", "verdict": "reproduced", **values, **about} and seconds >= 0
     assert 'id="claim-fc-one"' in shown[0]["text/html"]
     assert "fc-one" in shown[0]["text/plain"]
-
-
-def test_the_record_names_the_chapter_that_is_being_built(shown, monkeypatch):
-    monkeypatch.setenv("COLLAPSE_CHAPTER", "feature-collapse/theorems")
-    claims.open("feature-collapse").check("fc-one", measured=GOOD)
-    assert shown[0][claims.MIME]["chapter"] == "feature-collapse/theorems"
 
 
 def test_the_seconds_of_a_claim_count_what_its_taken_up_runs_took_before(files, shown, monkeypatch, tmp_path):
@@ -76,9 +70,6 @@ def test_the_ledger_refuses_what_it_cannot_judge(files, shown):
         with pytest.raises(ValueError, match=f"'{name}'"):
             ledger.check(name, measured=measured)
     assert not shown
-    ledger.check("fc-one", measured=GOOD)
-    with pytest.raises(ValueError, match="'fc-one' is checked twice"):
-        ledger.skip("fc-one", reason="enough")
 
 
 @pytest.mark.parametrize("wrong", [{"paper": "feature-colapse"}, {"profile": "lptop"}])
