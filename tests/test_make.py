@@ -1,11 +1,13 @@
 """The Makefile: values that are given reach the commands as they are, and no shell and no make reads them."""
 
+import io
 import os
 import shutil
 import subprocess
 
 import pytest
 from made_up import ROOT
+from rich.console import Console
 
 from lib.book import __main__ as command_line
 from lib.book import chapters, run
@@ -15,6 +17,14 @@ COMMANDS = {
     "test": ("TESTS",), "bench": ("BENCH",), "lab": ("LAB",), "data": ("DATA",), "diff": ("OLD",),
 }  # fmt: skip
 HOSTILE = "`touch struck` $(touch struck) $(shell touch struck) \"; touch struck; \" '; touch struck; '"
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What the command line prints."""
+    console = Console(file=io.StringIO(), width=1000)
+    monkeypatch.setattr(command_line, "console", console)
+    return console.file
 
 
 @pytest.fixture
@@ -52,6 +62,14 @@ def test_no_value_is_run(folder, target, name):
 def test_an_environment_is_a_folder_without_spaces(folder, value):
     assert f"VENV = '{value}'" in make(folder, "book", f"VENV={value}", status=2)
     assert not (folder / "struck").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS["book"])
+def test_a_value_that_is_given_and_empty_is_refused(folder, monkeypatch, said, name):
+    assert f"{name}=" in make(folder, "book", f"{name}=").splitlines()
+    monkeypatch.setenv(name, "")
+    assert command_line.app(["status"], standalone_mode=False) == 2
+    assert f"{name} is given and empty" in said.getvalue()
 
 
 def test_the_values_in_the_environment_are_those_of_the_options(monkeypatch):

@@ -28,12 +28,15 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
+VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # environment variables: what `make` was given
 Profile = Annotated[Literal[PROFILES], typer.Option(envvar="PROFILE", help="How much is computed.")]
 Chapter = Annotated[str, typer.Option(envvar="CHAPTER", help="Paths or globs, commas between; else all chapters.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="DEVICE", help="Where it is computed.")]
 Seed = Annotated[int | None, typer.Option(envvar="SEED", min=0, max=2**62 - 1, help="Else each chapter's own.")]
 Jobs = Annotated[int | None, typer.Option(
-    envvar="JOBS", min=1, help=f"How many chapters share the machine; else one for each core, at most {run.MOST_JOBS}.",
+    envvar="JOBS", min=1,
+    help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
+    f"each: by default one for each core, and at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
 )]  # fmt: skip
 Old = Annotated[str, typer.Option(envvar="OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
@@ -46,6 +49,9 @@ def command(function):
     def guarded(**options):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
+            for name in VARIABLES:
+                if os.environ.get(name) == "":
+                    raise chapters.BadInput(f"{name} is given and empty: leave it out, or say what it is")
             status = function(**options)
         except (chapters.BadInput, chapters.SiteError) as error:
             console.print(f"error: {error}", style="red")

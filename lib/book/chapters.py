@@ -269,20 +269,30 @@ def imported_names(page: Page) -> set[str]:
 def data_fingerprint(dataset: str = "auto") -> str:
     """Hash of names, sizes and modification times below the data folder; the files themselves are not read.
 
-    Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere does not.
+    Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
+    does not count.
     """
     places = os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book", str(dataset)
+    roots = [Path(os.path.expanduser(place)) for place in places]  # without such a user the name stays as it is
     entries = []
-    for number, place in enumerate(places):
-        root = os.path.normpath(os.path.expanduser(place))
-        files = [root]
-        if os.path.isdir(root):  # as text rather than Path: there may be many thousands
-            files = [f"{folder}/{name}" for folder, _, names in os.walk(root, followlinks=True) for name in names]
-        for path in files:
+    for number, root in enumerate(map(str, roots)):
+        for place in [root] if os.path.isfile(root) else _below(root):
             with contextlib.suppress(OSError):
-                status = os.stat(path)
-                entries.append(f"{number}{path[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
+                status = os.stat(place)
+                entries.append(f"{number}{place[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
     return sha(os.fsencode("\n".join(sorted(entries))))
+
+
+def _below(folder: str) -> Iterator[str]:
+    """The files in a folder and behind its links, as text rather than Path: there may be many thousands."""
+    seen = set()
+    for at, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(at)) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (f"{at}/{name}" for name in names)
 
 
 def differences(old: dict | None, new: dict) -> list[str]:

@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -167,6 +168,9 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")
     if todo:
+        allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of open files
+        if allowed < (needed := 96 + 32 * min(jobs, len(todo))):  # for kernels side by side, with some to spare
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console)}
     return [*outcomes.values()]
 

@@ -31,13 +31,14 @@ class Ledger:
         self.paper = paper
         self.about = {"profile": profile, "device": str(device), "dataset": dataset}
         self.declared = declarations.read().claims
+        self.checked = set()
         self._last = _clock()
 
     def check(self, name: str, measured: dict[str, object]) -> None:
         """Judge the claim `name` by measured = {quantity: value}, show the table, and leave the record.
 
         Values are numbers, truth values, text, or lists, arrays and tensors of them. ValueError for a claim that is
-        undeclared or of another paper, and for quantities that are not the declared ones.
+        undeclared, of another paper or checked before, and for quantities that are not the declared ones.
         """
         self._show(name, measured=_plain(measured))
 
@@ -51,11 +52,14 @@ class Ledger:
     def _show(self, name, **found):
         from IPython.display import display  # not needed by the command line, which reads records
 
+        if name in self.checked:
+            raise ValueError(f"claim {name!r} is checked twice in one ledger (open it anew to measure anew)")
         now = _clock()
         seconds = round(now - self._last, 1)
         record = judge({"id": name, **found, **self.about, "seconds": seconds})
         if (paper := self.declared[name]["paper"]) != self.paper:
             raise ValueError(f"claim {name!r} is one of {paper}, this ledger is that of {self.paper}")
+        self.checked.add(name)
         self._last = now
         table = pages.claim(record, links=False)
         display({MIME: record, "text/html": table, "text/plain": f"{name}: {record['verdict']}"}, raw=True)

@@ -97,11 +97,12 @@ def page(records: dict[str, dict], headings: dict[str, str]) -> str:
         paper, claim, slip = erratum["paper"], erratum["shown_by"], erratum["kind"] == "slip"
         link = f'<a href="../errata/{paper}.html#erratum-{name}">{headings.get(name) or name}</a>'
         place = f"{PAPERS[paper]}, {erratum['place']}" if slip else erratum["place"]
-        cells = link, place, erratum["kind"], linked_verdict(claim, records.get(claim))
+        cells = link, place, *(() if slip else (erratum["kind"],)), linked_verdict(claim, records.get(claim))
         rows.setdefault(_SLIPS if slip else PAPERS[paper], []).append(cells)
     parts = []
     for title in (*PAPERS.values(), _SLIPS):
         if title in rows:
-            shown = table(("finding", "place in the paper", "kind", "measured by"), rows[title])
+            kind = () if title == _SLIPS else ("kind",)
+            shown = table(("finding", "place in the paper", *kind, "measured by"), rows[title])
             parts.append(f'## {title}\n\n<div class="overview">\n\n{shown}\n\n</div>')
     return "\n\n".join(parts)

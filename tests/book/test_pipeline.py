@@ -268,14 +268,14 @@ def test_the_code_cells_are_those_of_the_notebook(book):
         assert [(cell.source, cell.metadata) for cell in page.code] == [(one.source, one.metadata) for one in cells]
 
 
-@pytest.mark.parametrize(("odd", "counts"), [("nothing", False), ("link", False), ("\udcff", True)])
+@pytest.mark.parametrize(("odd", "counts"), [("nothing", False), ("link", False), (".", False), ("\udcff", True)])
 def test_an_odd_file_in_the_data_folder_ends_no_command(book, odd, counts):
     book.write("data/file", "1")
     before = chapters.data_fingerprint()
     if odd == "\udcff":  # a name that is not UTF-8
         (book.root / "data" / odd).touch()
     else:
-        (book.root / "data" / "link").symlink_to(odd)  # nowhere, to itself
+        (book.root / "data" / "link").symlink_to(odd)  # nowhere, to itself, back
     assert (chapters.data_fingerprint() != before) == counts
 
 

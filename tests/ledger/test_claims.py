@@ -70,6 +70,9 @@ def test_the_ledger_refuses_what_it_cannot_judge(files, shown):
         with pytest.raises(ValueError, match=f"'{name}'"):
             ledger.check(name, measured=measured)
     assert not shown
+    ledger.check("fc-one", measured=GOOD)
+    with pytest.raises(ValueError, match="'fc-one' is checked twice"):
+        ledger.skip("fc-one", reason="enough")
 
 
 @pytest.mark.parametrize("wrong", [{"paper": "feature-colapse"}, {"profile": "lptop"}])
