@@ -11,7 +11,7 @@ import nbformat
 import yaml
 from jinja2 import Environment, PackageLoader
 
-from lib.book import api, changes, symbols
+from lib.book import changes, symbols
 from lib.book import records as recorded
 from lib.book.chapters import Page, SiteError, code_hash
 from lib.book.run import executed_notebook, noted
@@ -117,6 +117,8 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
                 cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)
             composed.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
         files[f"{page.name}.ipynb"] = nbformat.writes(composed).encode()
+    from lib.book import api  # loads Sphinx, which an execution does without
+
     for page in everything:
         if not page.is_chapter:
             files[f"{page.name}.md"] = _link_chapters(fill(api.fill(page.text)), page, everything).encode()
