@@ -1,1 +1,8 @@
 """Data, models, theory and measurements behind the chapters; it never imports a chapter."""
+
+import os
+
+if os.environ.get("COLLAPSE_NOTES"):  # in a kernel of a build, or a process that it has started
+    from lib.ledger import notes
+
+    notes.watch()

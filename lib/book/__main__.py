@@ -198,10 +198,10 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     try:
         if recorded:
             records.check()
-        files = [page.path for page in chapters.chapters()]
-        ledger.check_sources(files)
+        everything = chapters.chapters()
+        ledger.check_sources(everything)
         if not partial:
-            errata.check(files)
+            errata.check(page.path for page in everything)
     except ValueError as error:
         raise chapters.BadInput(str(error)) from error
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from lib.book.chapters import BadInput
+from lib.ledger import declarations
 from lib.ledger.pages import table
 
 RELEASE = Path("docs", "claims.json")  # of the laptop profile with the papers' image sets, at the last release
@@ -15,9 +16,11 @@ RELEASE = Path("docs", "claims.json")  # of the laptop profile with the papers' 
 def changes(old: Path, new: Path) -> list[str]:
     """The lines to print about two claims.json files: claims added, removed, or with another verdict or other values.
 
-    A claim has a line, each quantity that differs an indented one; numbers that differ by a millionth or less are
-    equal. The last line gives the counts. BadInput for a file that cannot be read or is not from a build.
+    A claim has a line, each quantity that differs an indented one; numbers that differ by a millionth or by 1e-9 are
+    equal, and so are those that differ by less than the rounding that their declaration allows. The last line gives the
+    counts. BadInput for a file that cannot be read or is not from a build.
     """
+    declared = declarations.read().claims
     before, after = _rows(old), _rows(new)
     removed = [f"removed: {name} ({row['verdict']})" for name, row in before.items() if name not in after]
     added = [f"added: {name} ({row['verdict']})" for name, row in after.items() if name not in before]
@@ -25,7 +28,9 @@ def changes(old: Path, new: Path) -> list[str]:
     for name in (name for name in after if name in before):
         verdicts = list(dict.fromkeys(rows[name]["verdict"] for rows in (before, after)))
         values = [rows[name]["measured"] for rows in (before, after)]
-        differ = [key for key in {**values[0], **values[1]} if not _same(*(each.get(key) for each in values))]
+        expect = declared[name]["expect"] if name in declared else {}
+        slack = {key: _slack(expect.get(key, {})) for key in {**values[0], **values[1]}}
+        differ = [key for key in slack if not _same(*(each.get(key) for each in values), slack[key])]
         if len(verdicts) > 1 or differ:
             shown = {key: [json.dumps(each.get(key), ensure_ascii=False) for each in values] for key in differ}
             lines += [f"{name}: {' -> '.join(verdicts)}", *(f"    {key}: {' -> '.join(shown[key])}" for key in differ)]
@@ -55,9 +60,15 @@ def _rows(path: Path) -> dict[str, dict]:
         raise BadInput(f"{path} is not the claims.json of a build: {error}") from error
 
 
-def _same(old, new) -> bool:
+def _slack(expectation: dict) -> float:
+    """By how much two values may differ and be equal: a declared tolerance for rounding, a millionth at most."""
+    bound = expectation.get("abs", expectation.get("below", 0))
+    return max(bound, 1e-9) if bound <= 1e-6 else 1e-9
+
+
+def _same(old, new, slack: float) -> bool:
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_same, old, new))
+        return len(old) == len(new) and all(_same(one, other, slack) for one, other in zip(old, new, strict=True))
     if {type(old), type(new)} <= {int, float}:
-        return math.isclose(old, new, rel_tol=1e-6)
+        return math.isclose(old, new, rel_tol=1e-6, abs_tol=slack)
     return type(old) is type(new) and old == new

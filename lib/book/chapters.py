@@ -8,6 +8,7 @@ import fnmatch
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,18 @@ BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 # an edit of them must not cost an execution. Which column of the settings a profile takes does count.
 NOT_INPUTS = re.compile(r"lib\.(book|ledger)(\.(?!profiles$)|$)")
 
-version = functools.cache(importlib.metadata.version)
+#: Packages that compute, by the name under which they are imported, and the distributions whose versions count.
+COMPUTES = {name: name for name in (
+    "torch", "torchvision", "numpy", "scipy", "networkx", "sympy", "optuna", "pandas", "lightning", "transformers",
+    "accelerate", "torchmetrics",
+)} | {"sklearn": "scikit-learn", "PIL": "pillow"}  # fmt: skip
+
+
+@functools.cache
+def version(distribution: str) -> str | None:
+    """The installed version, None for a package that is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
 
 
 class BadInput(ValueError):
@@ -118,26 +130,44 @@ class Page:
         """The given parameters that the chapter declares, with its own values for the others."""
         return {**self.declared, **{key: value for key, value in given.items() if key in self.declared}}
 
-    def key(self, given: dict, fingerprint: Callable[[str], str] | None = None) -> dict:
+    @functools.cached_property
+    def parts(self) -> dict[str, list[str]]:
+        """What the code cells use of `lib`, as `imported_parts` finds it."""
+        return imported_parts(self.code, self.root)
+
+    @functools.cached_property
+    def imports(self) -> set[str]:
+        """What the chapter imports, itself or through parts of `lib`, and all parent packages."""
+        sources = [[cell.source for cell in self.code], *self.parts.values()]
+        names = [name.split(".") for texts in sources for source in texts for _, name in imported(source)]
+        return {".".join(name[:i]) for name in names for i in range(1, len(name) + 1)}
+
+    def key(self, given: dict, before: dict | None = None, look: Callable | None = None) -> dict:
         """Everything that the results depend on, by part, so that a difference can be named.
 
-        fingerprint: :func:`data_fingerprint`, or a version of it that has already looked into the data folder.
+        before: the key of an execution, which knows the files and the data that it read; they are looked at again.
+        look: :func:`fingerprint`, or a version of it that remembers where it has looked.
         """
-        look = fingerprint or data_fingerprint
+        before, parameters = before or {"files": {}, "data": {}}, self.parameters(given)
+        reached = {part for name in self.imports for part in name.split(".")}  # also in lib.data.vision.torchvision
+        computing = {COMPUTES[name] for name in reached & COMPUTES.keys()} | {"torch", "numpy"}
         return {
-            **self.hashes(self.parameters(given).get("profile")),
-            "parameters": self.parameters(given),
-            "versions": {name: version(name) for name in ("torch", "numpy")},
-            "data": look(self.parameters(given)["dataset"]) if "dataset" in self.declared else None,
+            **self.hashes(parameters.get("profile"), before["files"]),
+            "parameters": parameters,
+            "versions": {name: version(name) for name in sorted(computing)},
+            "data": data_read(before["data"], parameters.get("dataset"), look or fingerprint),
         }
 
-    def hashes(self, profile: str | None = None) -> dict:
-        """The part of the key that the repository decides: the code cells, what they use of lib, the stored files."""
-        parts = imported_parts(self.code, self.root)
+    def hashes(self, profile: str | None = None, read: Iterable[str] = ()) -> dict:
+        """The part of the key that the repository decides: the code cells, what they use of lib, the files.
+
+        These are the files in the folder of the page's name, and those in `read`: what an execution was seen to read.
+        """
+        names = {path.relative_to(self.root).as_posix() for path in self.files} | {*read}
         return {
             "code": code_hash(self.code, profile),
-            "lib": {name: sha("".join(map(_hash, texts)).encode()) for name, texts in parts.items()},
-            "files": {path.relative_to(self.root).as_posix(): sha(path.read_bytes()) for path in self.files},
+            "lib": {name: sha("".join(map(_hash, texts)).encode()) for name, texts in self.parts.items()},
+            "files": {name: content(self.root / name) for name in sorted(names)},
         }
 
 
@@ -259,27 +289,44 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
     return texts
 
 
-def imported_names(page: Page) -> set[str]:
-    """What a chapter imports from `lib` and elsewhere, itself or through parts of `lib`, and all parent packages."""
-    sources = [[cell.source for cell in page.code], *imported_parts(page.code, page.root).values()]
-    parts = [name.split(".") for texts in sources for source in texts for _, name in imported(source)]
-    return {".".join(name[:i]) for name in parts for i in range(1, len(name) + 1)}
+def content(path: Path) -> str | None:
+    """The hash of a file, or of the names in a folder; None where there is neither."""
+    if path.is_dir():
+        return sha("\n".join(sorted(os.listdir(path))).encode())
+    return sha(path.read_bytes()) if path.is_file() else None
 
 
-def data_fingerprint(dataset: str = "auto") -> str:
-    """Hash of names, sizes and modification times below the data folder; the files themselves are not read.
+def data_folder() -> Path:
+    """The folder that the environment variable COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
+    return Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
 
-    Where `dataset` is a path, the reader's own images there count as well. A link that leads nowhere, or in a circle,
-    does not count.
+
+def data_read(names: Iterable[str], dataset: str | None, look: Callable[[str], str | None]) -> dict[str, str | None]:
+    """The state of the data: of each named folder in the data folder, and of what else decides which data are read.
+
+    With `dataset = "auto"` that is which sets there are, and with the path of a reader's own images these.
     """
-    places = os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book", str(dataset)
-    roots = [Path(os.path.expanduser(place)) for place in places]  # without such a user the name stays as it is
+    found = {name: look(str(data_folder() / name)) for name in names if name not in ("auto", "dataset")}
+    if dataset == "auto":
+        there = [path.parent.name + "/" + path.name for path in data_folder().glob("*/*")]
+        found["auto"] = sha(os.fsencode("\n".join(sorted(there))))
+    elif dataset and os.path.exists(os.path.expanduser(dataset)):
+        found["dataset"] = look(os.path.expanduser(dataset))
+    return found
+
+
+def fingerprint(place: str) -> str | None:
+    """Hash of names, sizes and modification times of a file or below a folder, None where there is nothing.
+
+    The files themselves are not read. A link that leads nowhere, or in a circle, does not count.
+    """
+    if not os.path.exists(place):
+        return None
     entries = []
-    for number, root in enumerate(map(str, roots)):
-        for place in [root] if os.path.isfile(root) else _below(root):
-            with contextlib.suppress(OSError):
-                status = os.stat(place)
-                entries.append(f"{number}{place[len(root) :]}\0{status.st_size}\0{int(status.st_mtime)}")
+    for path in [place] if os.path.isfile(place) else _below(place):
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            entries.append(f"{path[len(place) :]}\0{status.st_size}\0{int(status.st_mtime)}")
     return sha(os.fsencode("\n".join(sorted(entries))))
 
 
@@ -303,7 +350,7 @@ def differences(old: dict | None, new: dict) -> list[str]:
     if not old:
         return ["never executed"]
     reasons = ["its code cells changed"] if old["code"] != new["code"] else []
-    for name, value in new.get("parameters", {}).items():
+    for name, value in json.loads(json.dumps(new.get("parameters", {}))).items():  # as a kept key has them
         if (before := old["parameters"].get(name)) != value:
             reasons.append(f"parameter {name}: {before!r} -> {value!r}")
     for name, value in sorted(new["lib"].items()):  # a module no longer imported shows in what imported it

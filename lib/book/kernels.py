@@ -14,6 +14,8 @@ from multiprocessing import forkserver
 
 from jupyter_client.manager import AsyncKernelManager
 
+from lib.ledger import notes
+
 # These can be imported before a fork: OpenBLAS renews its threads after it, and no chapter uses NumPy's global
 # generator, which all kernels would share. `lib.data.vision` is torchvision.
 LARGE = ("torch", "numpy", "matplotlib.pyplot", "scipy.optimize", "scipy.stats", "networkx", "lib.data.vision")
@@ -42,6 +44,7 @@ def _serve(connection_file: str, environment: dict[str, str], log: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     threading.Thread(target=_end_with_the_build, daemon=True).start()
+    notes.watch()
     settings = {"IPKernelApp.parent_handle": os.getppid(), "HistoryManager.hist_file": ":memory:"}  # no database
     IPKernelApp.launch_instance(["-f", connection_file, *(f"--{name}={value}" for name, value in settings.items())])
 

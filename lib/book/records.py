@@ -34,7 +34,7 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[dict
     (`paper` before `night`, then a GPU before a CPU). Raises BadInput if no chapter was executed in these profiles, and
     if one is stale or its claims cannot be judged.
     """
-    measuring = set(claims.check_sources(page.path for page in chapters(root)).values())
+    measuring = set(claims.check_sources(chapters(root)).values())
     keys = {page: noted(page).get("key", {"parameters": {}}) for page in selected if page.path in measuring}
     profiles = {page: key["parameters"].get("profile") for page, key in keys.items()}
     others, records = [], []
@@ -65,7 +65,7 @@ def _better(taken: dict, page: Page, root: Path) -> str:
     except ValueError:  # absent or damaged: to be made anew
         return ""
     old, new = ((RECORDED.index(one["profile"]), one["machine"]["device"] != "cpu") for one in (kept, taken))
-    better = old > new and not differences(kept["hashes"], page.hashes(kept["profile"]))
+    better = old > new and not differences(kept["hashes"], page.hashes(kept["profile"], kept["hashes"]["files"]))
     return f"at {kept['profile']} on {kept['machine']['name']}" if better else ""
 
 
@@ -74,7 +74,7 @@ def take(page: Page) -> dict:
     about = noted(page)
     profile = about["key"]["parameters"]["profile"]
     hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
-    if reasons := differences(hashes, page.hashes(profile)):
+    if reasons := differences(hashes, page.hashes(profile, hashes["files"])):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
     try:
         measured = [claims.judge(shown[claims.MIME]) for shown in claims.collect(executed_notebook(page))]
@@ -112,7 +112,7 @@ def read(root: Path = ROOT) -> dict[str, dict]:
     for kept in check(root):
         reasons = ["its chapter is not in the book any more"]
         if page := known.get(kept["chapter"]):
-            reasons = differences(kept["hashes"], page.hashes(kept["profile"]))
+            reasons = differences(kept["hashes"], page.hashes(kept["profile"], kept["hashes"]["files"]))
         about = {part: kept[part] for part in ("chapter", "profile", "finished", "machine")}
         for claim in kept["claims"]:
             record = {**claim, **about, "outdated": [*reasons]}
@@ -169,7 +169,7 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
     """
     declared = declarations.read().claims
     everything = chapters(root)
-    places = claims.check_sources(page.path for page in everything)
+    places = claims.check_sources(everything)
     current = [claim for claim in kept.values() if claim["measured"] and not claim["outdated"]]
     of = Counter(claim["profile"] for claim in current)
     cards = sum(claim["machine"]["device"] == "cuda" for claim in current)

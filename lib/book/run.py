@@ -28,7 +28,8 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from lib.book.chapters import BUILD, BadInput, Page, data_fingerprint, differences, imported_names, sha, version
+from lib.book import chapters
+from lib.book.chapters import BUILD, BadInput, Page, differences, sha, version
 from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes
 from lib.runs import devices
@@ -66,11 +67,15 @@ def noted(page: Page) -> dict:
 
     Empty if there is no notebook, or if it was cut off or edited or is of another version of this module.
     """
-    parts = {"code", "parameters", "lib", "versions", "data", "files"}
+    parts = {"code", "parameters", "lib", "versions", "files"}
     try:
         kept = json.loads(executed_path(page).read_text(encoding="utf8"))
         book = kept["metadata"]["book"]
-        known = parts <= book["key"].keys() and {"finished", "seconds", "machine", "data"} <= book.keys()
+        known = (
+            parts <= book["key"].keys()
+            and isinstance(book["key"]["data"], dict)
+            and {"finished", "seconds", "machine", "data"} <= book.keys()
+        )
         return book if book.pop("checksum") == checksum(kept) and known else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
@@ -96,10 +101,12 @@ def checksum(record: dict) -> str:
 def stale(pages: list[Page], parameters: dict) -> dict[Page, list[str]]:
     """Why each of these chapters has to be executed; those that need not be are left out.
 
-    The contents of the data folder are looked at once for all of them.
+    Each data set is looked at once for all of them.
     """
-    fingerprint = functools.cache(data_fingerprint)
-    reasons = {page: differences(noted(page).get("key"), page.key(parameters, fingerprint)) for page in pages}
+    look, reasons = functools.cache(chapters.fingerprint), {}
+    for page in pages:
+        before = noted(page).get("key")
+        reasons[page] = differences(before, page.key(parameters, before, look))
     return {page: why for page, why in reasons.items() if why}
 
 
@@ -176,20 +183,18 @@ def execute(selected: list[Page], parameters: dict, jobs: int, console, force: b
 
 
 def _download(selected: list[Page], parameters: dict, console) -> None:
-    """Fetch the image sets that the stale ones of these chapters want in the paper profile.
+    """Fetch the image sets that the claims of the stale ones of these chapters name, in the paper profile.
 
-    This is done before it is decided what to execute, since what lies in the data folder counts for all of them. A
-    chapter whose code contains `download=` wants the sets whose names that code contains as strings. If fetching fails,
-    a line says so.
+    This is done before it is decided what to execute, since it counts which sets there are. If fetching fails, a line
+    says so.
     """
-    from lib.ledger.verdict import ORIGINALS
+    from lib.ledger import claims, declarations
 
     if parameters.get("profile") != "paper":
         return
-    pages = (page for page in stale(selected, parameters) if page.declared.get("dataset") == "auto")
-    codes = ["\n".join(cell.source for cell in page.code) for page in pages]
-    wanting = "\n".join(code for code in codes if "download=" in code)
-    names = [name for name in ORIGINALS if re.search(f"""["']{name}["']""", wanting)]
+    pages = [page for page in stale(selected, parameters) if page.declared.get("dataset") == "auto"]
+    declared = declarations.read().claims
+    names = sorted({name for claim in claims.checked(pages) for name in declared[claim].get("data", ())})
     if not names:
         return
     with console.status(f"looking for {', '.join(names)}"):
@@ -207,7 +212,7 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
 
     _prepare_environment(todo[0].root, jobs)
     _register_engine()
-    kernels.prepare({name for page in todo for name in imported_names(page)})
+    kernels.prepare({name for page in todo for name in page.imports})
     shutil.rmtree(BUILD / "running", ignore_errors=True)  # what an interrupted build left
     done: list[Outcome] = []
     clients: set = set()
@@ -256,7 +261,10 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
 
     started = time.monotonic()
     key = page.key(parameters)
-    unfinished = _unfinished(page, key)
+    data = (
+        chapters.fingerprint(str(chapters.data_folder())) if "dataset" in page.declared else None
+    )  # before it is known what is read
+    unfinished = _unfinished(page, key | {"data": [key["data"], data]})
     running = BUILD / "running" / page.name
     running.mkdir(parents=True, exist_ok=True)
     source, result, log, notes = (running / name for name in ("source.ipynb", "executed.ipynb", "log", "notes"))
@@ -294,6 +302,9 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     notebook = nbformat.read(result, as_version=4)
     for name in ("input_path", "output_path"):  # where it was executed is nobody's business
         notebook.metadata.papermill.pop(name, None)
+    read = read_notes(notes).get("read", [])
+    key["files"] |= {fact["file"]: chapters.content(page.root / fact["file"]) for fact in read if "file" in fact}
+    key["data"] |= chapters.data_read([fact["data"] for fact in read if "data" in fact], None, chapters.fingerprint)
     notebook.metadata["book"] = {"chapter": page.name, "key": key, **_facts(notes, seconds)}
     keep(page, notebook)
     failed.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from lib.checks import nearest, one_of
 from lib.ledger import declarations, notes, pages
 from lib.ledger.profiles import PROFILES
-from lib.ledger.verdict import verdict
+from lib.ledger.verdict import unmeasured, verdict
 
 MIME = "application/vnd.collapse.claim+json"
 
@@ -106,6 +106,9 @@ def judge(record: dict) -> dict:
     record["verdict"] = verdict(declaration, record["measured"], *about)
     if record["profile"] == "smoke":
         record["reason"] = "the smoke profile only checks that everything runs"
+    elif missing := unmeasured(declaration, record["measured"]):
+        what = ", ".join(f"{key} = {record['measured'][key]}" for key in missing)
+        record["reason"] = f"the book failed to measure a number ({what})"
     return record
 
 
@@ -115,30 +118,26 @@ def collect(notebook: dict) -> list[dict]:
     return [output["data"] for output in outputs if MIME in output.get("data", {})]
 
 
-def check_sources(chapter_files: Iterable[str | os.PathLike]) -> dict[str, Path]:
-    """Which chapter measures which claim: {id: path}, read from the code cells of the chapters' Markdown.
+def check_sources(pages: Iterable) -> dict[str, Path]:
+    """Which chapter measures which claim: {id: path}, read from the code cells of these pages (`lib.book.chapters`).
 
     ValueError, listing every problem, when a declared claim is checked nowhere or in two places, when a checked or
     skipped one is undeclared, or when an id is not written out. A chapter may skip under one profile what it checks
     under another.
     """
     declared, checked, skipped, problems = declarations.read().claims, {}, {}, []
-    for path in sorted(map(Path, chapter_files)):
-        fences = r"^(`{3,})\{code-cell\}[^\n]*\n(.*?)^\1`*\s*$"
-        cells = re.findall(fences, path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        code = re.sub(r"(?m)^\s*#.*", "", "\n".join(cell for _, cell in cells))
-        for action, quoted in re.findall(r"\bledger\.(check|skip)\(\s*(?:name\s*=\s*)?([\"'][^\"']*[\"'])?", code):
-            name = quoted[1:-1]
-            if not quoted:
-                problems.append(f"{path}: ledger.{action} without the claim's id written out")
+    for page in pages:
+        for action, name in _calls(page):
+            if not name:
+                problems.append(f"{page.path}: ledger.{action} without the claim's id written out")
             elif name not in declared:
-                problems.append(f"{path}: claim {name!r} is not declared{nearest(name, declared)}")
+                problems.append(f"{page.path}: claim {name!r} is not declared{nearest(name, declared)}")
             elif action == "skip":
-                skipped[name] = path
+                skipped[name] = page.path
             elif name in checked:
-                problems.append(f"claim {name!r} is checked in two places: {checked[name]} and {path}")
+                problems.append(f"claim {name!r} is checked in two places: {checked[name]} and {page.path}")
             else:
-                checked[name] = path
+                checked[name] = page.path
     for name, path in skipped.items():
         if checked.get(name, path) != path:
             problems.append(f"claim {name!r} is checked in {checked[name]} and skipped in {path}")
@@ -146,3 +145,16 @@ def check_sources(chapter_files: Iterable[str | os.PathLike]) -> dict[str, Path]
     if problems:
         raise ValueError("\n".join(problems))
     return checked
+
+
+def checked(pages: Iterable) -> list[str]:
+    """The declared claims that these pages check."""
+    names = (name for page in pages for action, name in _calls(page) if action == "check")
+    return [name for name in names if name in declarations.read().claims]
+
+
+def _calls(page) -> list[tuple[str, str]]:
+    """The calls of `ledger.check` and `ledger.skip` in a page's code cells, each with the claim's id if it is there."""
+    code = re.sub(r"(?m)^\s*#.*", "", "\n".join(cell.source for cell in page.code))
+    calls = re.findall(r"\bledger\.(check|skip)\(\s*(?:name\s*=\s*)?([\"'][^\"']*[\"'])?", code)
+    return [(action, quoted[1:-1]) for action, quoted in calls]

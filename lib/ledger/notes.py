@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from pathlib import Path
+
+_CHAPTERS = Path(__file__).resolve().parents[2] / "chapters"
+_noted: set[tuple[str, str]] = set()
 
 
 def note(kind: str, **facts) -> None:
@@ -37,3 +41,32 @@ def read(path: str | os.PathLike) -> dict[str, list[dict]]:
             fact = json.loads(line)
             by_kind.setdefault(fact["kind"], []).append(fact)
     return by_kind
+
+
+def watch() -> None:
+    """From now on, note what this process reads that a result may depend on.
+
+    Files and listed folders below `chapters/`, but for the pages and declarations there, are noted as
+    `{"file": path in the repository}`, each folder in the data folder of which anything is read as `{"data": name}`.
+    Python tells of every file that is opened and every folder that is listed, so no reader can forget to say so.
+    """
+    if "watched" not in {kind for kind, _ in _noted}:
+        _noted.add(("watched", ""))
+        data = Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book")).absolute()
+        sys.addaudithook(lambda event, arguments: _read(event, arguments, data))
+
+
+def _read(event: str, arguments: tuple, data: Path) -> None:
+    if event not in ("open", "os.listdir", "os.scandir") or isinstance(arguments[0], int | None):
+        return
+    path = Path(os.path.abspath(os.fsdecode(arguments[0])))
+    if path.is_relative_to(data) and path != data:
+        _note_once("data", path.relative_to(data).parts[0])
+    elif path.is_relative_to(_CHAPTERS) and path.suffix != ".md" and path.parent != _CHAPTERS:
+        _note_once("file", path.relative_to(_CHAPTERS.parent).as_posix())
+
+
+def _note_once(what: str, name: str) -> None:
+    if (what, name) not in _noted:
+        _noted.add((what, name))
+        note("read", **{what: name})

@@ -196,11 +196,16 @@ def _written(value):
 
 def _read(name: str, value):
     """A value as it was before it was written."""
-    if name == "layer" or value is None or not isinstance(value, str):
+    if name == "layer" or not isinstance(value, str):
         return value
-    if not value:
-        return None
-    return int(value) if name in ("d", "samples", "numerical_rank", "epoch") else float(value)
+    if value in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[value]
+    if name in ("d", "samples", "numerical_rank", "epoch"):
+        return int(value)
+    try:
+        return float(value)
+    except ValueError:  # a reader's own column of words
+        return value
 
 
 def _cell(value) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import stdtrit
 
 #: Probability that an interval of :func:`bootstrap` is meant to cover.
 LEVEL = 0.95
@@ -126,3 +127,34 @@ def bootstrap(
     value = np.asarray(statistic(np.stack([group.mean(axis=0) for group in groups])))
     low, high = np.quantile(statistic(np.stack(drawn, axis=1)), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(value), float(high))
+
+
+def prediction(draws: ArrayLike) -> list[float]:
+    r"""The interval `[low, high]` in which one more draw of a normal quantity falls with probability 0.95.
+
+    .. math:: \bar x \pm t_{0.975,\,n-1}\, s\, \sqrt{1 + 1/n}
+
+    with the mean, the unbiased standard deviation s and the number n of the draws. A number that depends on its random
+    draw agrees with repeated draws if this interval holds it: a true replicate passes in 95 % of the cases, however
+    many draws there are.
+
+    Parameters
+    ----------
+    draws
+        `(n,)`, two or more independent draws. The interval has their units.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two draws, or one of them is not finite.
+
+    Examples
+    --------
+    >>> [round(end, 2) for end in prediction([1.0, 1.2, 1.1, 1.3])]
+    [0.69, 1.61]
+    """
+    x = np.asarray(draws, dtype=float)
+    if x.ndim != 1 or len(x) < 2 or not np.isfinite(x).all():
+        raise ValueError(f"draws = {draws!r}: two or more finite numbers in one list are needed")
+    half = stdtrit(len(x) - 1, (1 + LEVEL) / 2) * x.std(ddof=1) * np.sqrt(1 + 1 / len(x))
+    return [float(x.mean() - half), float(x.mean() + half)]
