@@ -16,13 +16,15 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # A value that is given goes into the environment as it is, where commands find it: make would expand it, a shell run it.
-given := $(foreach name,PROFILE CHAPTER DEVICE SEED JOBS OLD DATA TESTS BENCH LAB VENV PYTHON,\
+given := $(foreach name,PROFILE CHAPTER DEVICE SEED JOBS OLD DATA TESTS BENCH LAB VENV PYTHON BOOK_BUILD,\
   $(if $(filter command environment file,$(origin $(name))),$(name)))
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
 $(if $(filter 1,$(words $(VENV))),,$(error VENV = '$(VENV)': a folder whose name has no space is needed))
 
 python := "$$VENV"/bin/python
-pip    := -m pip install -qq --disable-pip-version-check
+# What pip says is kept, and its end shown where it fails: quietly it would not say which packages are in conflict.
+install = $(python) -m pip install --disable-pip-version-check --progress-bar off $(1) >"$$VENV"/.ready.log 2>&1 || \
+  { tail -n 40 "$$VENV"/.ready.log; exit 1; }
 
 .PHONY: book execute publish pdf status claims diff data record test lab bench lint constraints clean
 
@@ -48,28 +50,30 @@ lab: $(VENV)/.ready-lab
 	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab \
 	  --ContentsManager.pre_save_hook=lib.book.lab.keep_form $$LAB chapters
 
+# In a folder of its own, which is new; with the oldest Python, since its pins are to be there for every later one.
 constraints:
-	@"$$PYTHON" -m venv --clear _build/venv
-	@_build/venv/bin/python $(pip) -r requirements-lab.txt
-	@echo '# What the packages of requirements.txt and requirements-lab.txt bring along; `make constraints` writes it.' > $@.txt
-	@_build/venv/bin/python -m pip freeze --all --exclude pip | sed 's/+.*//' >> $@.txt
-	@rm -r _build/venv
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && "$$PYTHON" -m venv "$$scratch"/venv && \
+	"$$scratch"/venv/bin/python -m pip install --disable-pip-version-check -r requirements-lab.txt && \
+	"$$scratch"/venv/bin/python -m pip freeze --all --exclude pip >"$$scratch"/packages && { \
+	  echo '# What the packages of requirements.txt and requirements-lab.txt bring along; `make constraints` writes it.'; \
+	  sed 's/+.*//' "$$scratch"/packages; } >$@.txt
 
+# What builds have made, by name, in a folder that is theirs; see lib/book/folders.py.
 clean:
-	@build="$${BOOK_BUILD:-_build}"; \
-	if [ "$$build" = _build ] || [ -e "$$build"/executed ]; then rm -rf -- "$$build"; \
-	else echo "$$build holds no executed chapter: nothing is removed"; fi
+	@"$$PYTHON" -m lib.book.folders clean
 
-# The stamp is written last: an installation that broke off is taken up again.
+# A folder is refused that is no environment, or that holds this one, before anything is done; only an environment that
+# was made here, and that does not work, is emptied. The stamp goes first and is written last: an installation that broke
+# off is taken up again.
 $(VENV)/.ready: requirements.txt constraints.txt
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; PYTHON=... names one")'
+	@"$$PYTHON" -m lib.book.folders set-up "$$VENV"
 	@rm -f "$$VENV"/.ready
-	@test -x $(python) && $(python) -m pip --version >/dev/null 2>&1 || "$$PYTHON" -m venv --clear "$$VENV"
 	@echo "setting up $$VENV (once, a few minutes)"
-	@$(python) $(pip) -r requirements.txt -c constraints.txt
+	@$(call install,-r requirements.txt -c constraints.txt)
 	@touch "$$VENV"/.ready
 
 $(VENV)/.ready-lab: $(VENV)/.ready requirements-lab.txt
-	@$(python) $(pip) -r requirements-lab.txt -c constraints.txt
+	@$(call install,-r requirements-lab.txt -c constraints.txt)
 	@JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" "$$VENV"/bin/jupytext-config set-default-viewer markdown myst
 	@touch "$$VENV"/.ready-lab

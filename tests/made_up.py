@@ -23,7 +23,7 @@ jupytext:
 kernelspec: {display_name: Python 3, language: python, name: python3}
 ---
 """
-CLAIM = claim(statement="It is 42.", expect={"x": {"value": 42, "abs": 1}, "note": {"report": True}})
+CLAIM = claim(statement="It is 42.", data=["mnist"], expect={"x": {"value": 42, "abs": 1}, "note": {"report": True}})
 MEASURE = """from lib.ledger import claims
 from lib.helper import answer
 ledger = claims.open("feature-collapse", profile=profile)

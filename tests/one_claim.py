@@ -2,6 +2,7 @@
 
 CLAIM = {
     "id": "fc-one",
+    "about": "It is so indeed",
     "paper": "feature-collapse",
     "where": "Theorem 1",
     "kind": "number",

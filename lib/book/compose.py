@@ -81,13 +81,14 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     """
     files: dict[str, bytes] = {}
     notebooks, measured = collect(everything)
+    best = tables.evidence(measured, kept)
     missing = [page for page, notebook in notebooks.items() if notebook is None]
     statements = tables.places({page.short: page.text for page in notebooks})
     marks = {
-        "verdicts": lambda: tables.tally(measured),
+        "verdicts": lambda: tables.tally(best),
         "symbols": lambda: symbols.table(symbols.read(root)),
         "ledger": lambda: tables.ledger(measured, kept, statements),
-        "errata": lambda: errata.page(measured, errata.sections(page.path for page in notebooks)[0]),
+        "errata": lambda: errata.page(best, errata.sections(page.path for page in notebooks)[0]),
         "unmeasured": lambda: recorded.overview(kept, measured, root),
         "changes": lambda: changes.page(root, measured),
         "cite authors": lambda: cite(root)["authors"],
@@ -104,7 +105,7 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         composed = notebook or _without_results(page)
         prose = [cell for cell in composed.cells if cell.cell_type == "markdown"]
         for cell in prose:
-            text = tables.measured_by(errata.expand(cell.source, measured, statements), measured)
+            text = tables.measured_by(errata.expand(cell.source, best, statements), best)
             cell.source = _link_chapters(fill(text), page, everything)
         if notebook:
             files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()

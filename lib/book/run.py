@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import fcntl
 import functools
+import glob
 import json
 import logging
 import math
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib.book import chapters
+from lib.book import folders
 from lib.book.chapters import BUILD, BadInput, Page, differences, sha, version
 from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes
@@ -115,9 +117,12 @@ def stale(pages: list[Page], parameters: dict) -> dict[Page, list[str]]:
 
 @contextlib.contextmanager
 def lock(announce):
-    """One build at a time in a build folder; a second one waits, and says so through `announce`."""
+    """One build at a time in a build folder; a second one waits, and says so through `announce`. BadInput where the
+    folder is not the book's, before anything in it is touched."""
     try:
-        BUILD.mkdir(parents=True, exist_ok=True)
+        if problem := folders.refused(BUILD):
+            raise BadInput(problem)
+        folders.take(BUILD)
         descriptor = os.open(BUILD / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         problem = f"the build folder {BUILD} cannot be written to: {error}"
@@ -237,7 +242,7 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
                 os.killpg(client.km.provisioner.process.pid, signal.SIGKILL)
         raise
     pool.shutdown()
-    shutil.rmtree(BUILD / "running", ignore_errors=True)
+    shutil.rmtree(BUILD / "running", ignore_errors=True)  # what is kept of it is in `executed` or `failed`
     return done
 
 
@@ -307,8 +312,8 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
     key["data"] |= chapters.data_read([fact["data"] for fact in read if "data" in fact], None, chapters.fingerprint)
     notebook.metadata["book"] = {"chapter": page.name, "key": key, **_facts(notes, seconds)}
     keep(page, notebook)
-    failed.unlink(missing_ok=True)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    failed.unlink(missing_ok=True)  # of an earlier try
+    shutil.rmtree(unfinished, ignore_errors=True)  # its runs are in the notebook
     return Outcome(page, "executed", seconds)
 
 
@@ -345,7 +350,7 @@ def _unfinished(page: Page, key: dict) -> Path:
     parameters, whole = (sha(json.dumps(part, sort_keys=True).encode())[:16] for part in (key["parameters"], key))
     mine = f"{page.name.replace('/', '.')}@{parameters}"
     folder = parent / f"{mine}-{whole}"
-    for other in parent.glob(f"{mine}-*"):
+    for other in parent.glob(f"{glob.escape(mine)}-*"):  # of this chapter alone, whatever its name
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
     return folder

@@ -77,7 +77,7 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
             _link(html, site.relative_to(html.parent))
     except OSError as error:
         raise SiteError(f"the site cannot be written to {BUILD}, the published one is as it was: {error}") from error
-    for old in sites.iterdir():
+    for old in sites.iterdir():  # sites that this one replaces
         if old != site and old.name != "jupyter_execute":
             shutil.rmtree(old, ignore_errors=True)
     shown = [page.name for page in everything if page not in missing]
@@ -85,12 +85,19 @@ def publish(root: Path = ROOT, partial: bool = False) -> tuple[Path, bool, list[
 
 
 def _sync(files: dict[str, bytes]) -> str:
-    """Make the Sphinx source folder equal to `files`, touching only what differs; returns the site's digest."""
+    """Make the Sphinx source folder equal to `files`, touching only what differs; returns the site's digest.
+
+    A link in that folder is removed, and nothing is written or deleted where it leads.
+    """
     source = BUILD / "source"
     packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
     digest = hashlib.sha256("\n".join(packages).encode())  # their names and versions
     for path in sorted(Path(__file__).resolve().parents[1].rglob("*.[pj][ys]")):
         digest.update(path.read_bytes())  # docstrings are on the pages about the library, and lib.book makes all pages
+    for path in source.rglob("*"):
+        gone = path.is_file() and path.relative_to(source).as_posix() not in files  # a page that the book had
+        if gone or path.is_symlink():
+            path.unlink()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
@@ -98,9 +105,6 @@ def _sync(files: dict[str, bytes]) -> str:
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    for path in source.rglob("*"):
-        if path.is_file() and path.relative_to(source).as_posix() not in files:
-            path.unlink()
     return digest.hexdigest()[:16]
 
 
@@ -118,10 +122,10 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
     common = {name: content for name, content in files.items() if not name.startswith(("chapters/", "downloads/"))}
     trusted = hashlib.sha256(repr(sorted(common.items())).encode() + str(strict).encode()).hexdigest()
     known = doctrees / "trusted"
-    if not (known.is_file() and known.read_text() == trusted):
+    if not (known.is_file() and known.read_text() == trusted):  # Sphinx makes both anew
         shutil.rmtree(doctrees, ignore_errors=True)
         shutil.rmtree(pictures, ignore_errors=True)
-    known.unlink(missing_ok=True)
+    known.unlink(missing_ok=True)  # until Sphinx has ended well
     for left in site.parent.glob(".*.new"):  # by builds that were killed
         shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -140,7 +144,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
         raise status
     problems = re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()).replace(f"{source}/", "").strip()
     if status:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)  # half a site
         raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
     _finish(files, temporary)
     assets.trim(temporary)
@@ -166,6 +170,6 @@ def _finish(files: dict[str, bytes], out: Path) -> None:
 def _link(path: Path, target: Path) -> None:
     """Make `path` a link to `target`, in one step."""
     link = path.with_name(f".{path.name}.new")
-    link.unlink(missing_ok=True)
+    link.unlink(missing_ok=True)  # what a build that was killed left
     link.symlink_to(target)
     os.replace(link, path)

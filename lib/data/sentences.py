@@ -232,6 +232,21 @@ def all_latents(n_c: int, L: int) -> Tensor:
     return _digits(torch.arange(n_c**L), n_c, L)
 
 
+def zero_sum_code(n_c: int, L: int) -> Tensor:
+    r"""The latent variables whose concepts add up to zero modulo n_c, in lexicographic order, (n_c^(L-1), L) int64.
+
+    For every n_c they have the three properties of Lemma B, the third for the spheres that are not empty: m concepts
+    other than 0 add up to any given :math:`s \ne 0` in :math:`((n_c-1)^m - (-1)^m)/n_c` ways, whatever s is.
+
+    Raises ValueError when a size is not a positive integer, or there are more than :data:`MAX_LATENTS`.
+
+    >>> zero_sum_code(n_c=3, L=2).tolist()
+    [[0, 0], [1, 2], [2, 1]]
+    """
+    free = all_latents(n_c, L)[: n_c ** (L - 1), 1:]  # the last L - 1 concepts of those that begin with 0
+    return torch.cat([free, (-free.sum(1, keepdim=True)) % n_c], dim=1)
+
+
 def random_latents(n_c: int, L: int, K: int, seed: int) -> Tensor:
     r"""K distinct latent variables drawn uniformly from the :math:`n_c^L` possible ones, (K, L) int64.
 

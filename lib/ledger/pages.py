@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from lib.ledger import declarations
-from lib.ledger.declarations import KINDS, PAPERS
+from lib.ledger.declarations import KINDS, PAPERS, is_number
+from lib.ledger.profiles import PROFILES
 from lib.ledger.verdict import VERDICTS, met
 
 _LABEL = re.compile(r"^(?::label: ([a-z0-9-]+)|\(([a-z0-9-]+)\)=)[ \t]*$", re.MULTILINE)
@@ -31,23 +32,41 @@ def claim(record: dict, links: bool = True) -> str:
     return _fill("claim.html", record=record, declaration=declaration, errata=shown, links=links, up=up)
 
 
-def ledger(records: dict[str, dict], recorded: dict[str, dict], statements: dict[str, str]) -> str:
-    """The page of all declared claims, for the marker in chapters/back/ledger.md.
+def evidence(records: dict[str, dict], recorded: dict[str, dict]) -> dict[str, dict]:
+    """The best current evidence on each claim, {id: judged record}: that of the larger profile.
 
-    records: {id: judged record} of the executed chapters. recorded: the same of a larger profile, as
-    `lib.book.records.read` finds them; without any, their column is left out. statements: {label: address}, as
-    `places` finds them, to which the place in the paper links.
+    records: {id: judged record} of the executed chapters. recorded: the same of larger profiles, as
+    `lib.book.records.read` finds them; of these, what is outdated or was not run is no evidence.
     """
-    counts = _counts(records)
-    about = {"declared": declarations.read(), "records": records, "recorded": recorded, "statements": statements}
+    best = dict(records)
+    for name, kept in recorded.items():
+        stands = kept["verdict"] != "not run" and not kept["outdated"]
+        if stands and (name not in best or _rank(kept) > _rank(best[name])):
+            best[name] = kept
+    return best
+
+
+def _rank(record: dict) -> int:
+    return -1 if record["verdict"] == "not run" else PROFILES.index(record["profile"])
+
+
+def ledger(records: dict[str, dict], recorded: dict[str, dict], statements: dict[str, str]) -> str:
+    """The page of all declared claims, for the marker in chapters/back/ledger.md: one verdict for each claim.
+
+    records, recorded: as in :func:`evidence`. statements: {label: address}, as `places` finds them, to which the place
+    in the paper links.
+    """
+    best = evidence(records, recorded)
+    counts = _counts(best)
+    about = {"declared": declarations.read(), "best": best, "records": records, "recorded": recorded}
     choices = list(dict.fromkeys(part for verdict in counts for part in (verdict.partition(":")[0], verdict)))
-    return _fill("ledger.html", counts=counts, choices=choices, **about)
+    return _fill("ledger.html", counts=counts, choices=choices, statements=statements, **about)
 
 
 def tally(records: dict[str, dict]) -> str:
     """How many declared claims have each verdict, with links to the ledger, for a page beside the introduction.
 
-    records: {id: judged record} of the executed chapters.
+    records: {id: judged record}, from :func:`evidence`.
     """
     return _without_blank_lines(PARTS.tally(_counts(records), "back/ledger.html"))
 
@@ -61,7 +80,9 @@ def _counts(records: dict[str, dict]) -> dict[str, int]:
 def linked_verdict(name: str, record: dict | None) -> str:
     """The claim's name and its verdict; from a page beside it, the name links to the cell that measures the claim, or
     else to its row in the ledger."""
-    badge = PARTS.badge(record["verdict"], record["dataset"]) if record else PARTS.badge("not run")
+    badge = PARTS.badge("not run")
+    if record:
+        badge = PARTS.badge(record["verdict"], record["dataset"], declarations.read().claims[name].get("settings"))
     return f"{PARTS.claim_link(name, record, '../')} {badge}"
 
 
@@ -102,7 +123,7 @@ def _first_value(record: dict | None) -> str:
     """The first headline quantity of a judged claim and its value."""
     expect = declarations.read().claims[record["id"]]["expect"] if record else {}
     key = next((key for key in _part(expect, "headline") if key in record["measured"]), None)
-    return f", {_indexed(key)}: {_number(record['measured'][key], 4)}" if key else ""
+    return f", {_indexed(key)}: {_rounded(record['measured'][key], expect[key])}" if key else ""
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
@@ -139,7 +160,25 @@ def _number(value, digits=6):
 
 def _digits(expectation):
     """How many digits of a measured value are worth showing: more where there is a number to compare them with."""
-    return 6 if {"value", "printed", "rounds_to"} & expectation.keys() else 4
+    return 6 if {"value", "printed", "rounds_to", "predicts"} & expectation.keys() else 4
+
+
+def _rounded(value, expectation):
+    """A measured value for a reader who compares: three digits, or one more than is printed."""
+    tolerance = expectation.get("abs", expectation.get("below", expectation.get("above", 1)))
+    if is_number(value) and abs(tolerance) <= 1e-6 and 0 < abs(value - expectation.get("value", 0)) <= 1e-12:
+        return "exact to rounding"
+    printed = expectation.get("rounds_to") or expectation.get("predicts") or ""
+    digits = max(3, len(re.sub(r"^[-0.]*|\.", "", printed)) + 1)
+    if is_number(value) and abs(value) < 1e6:
+        digits = max(digits, len(f"{abs(value):.0f}"))  # 1235 rather than 1.23 × 10³
+    return _number(value, digits)
+
+
+def _disagrees(verdict, other):
+    """Does one of two verdicts speak for the claim and the other against it?"""
+    said = {re.sub("^not |^contradicted.*", "", each) != each for each in (verdict, other)}
+    return len(said) > 1 and "not run" not in (verdict, other)
 
 
 def _indexed(text):
@@ -153,7 +192,7 @@ def _indexed(text):
 
 def _words(expectation):
     """What is printed or expected, in words."""
-    for relation in ("printed", "rounds_to", "value", "equals", "below", "above"):
+    for relation in ("printed", "rounds_to", "predicts", "value", "equals", "below", "above"):
         if relation in expectation:
             bound = f"{relation} " if relation in ("below", "above") else ""
             return f"{bound}{_number(expectation[relation])}"
@@ -174,5 +213,6 @@ def _kind(verdict):
 _TEMPLATES = Environment(loader=PackageLoader("lib.ledger"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met, place_of=place_of)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
-_TEMPLATES.filters.update(words=_words, part=_part, kind=_kind)
+_TEMPLATES.filters.update(words=_words, part=_part, kind=_kind, rounded=_rounded)
+_TEMPLATES.tests.update(disagreeing=_disagrees)
 PARTS = _TEMPLATES.get_template("parts.html").module  # the macros that other tables share, as functions

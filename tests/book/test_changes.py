@@ -8,6 +8,7 @@ from rich.console import Console
 
 from lib.book import __main__ as command_line
 from lib.book import changes, chapters
+from lib.ledger import declarations
 
 
 @pytest.fixture
@@ -44,6 +45,15 @@ def test_verdicts_values_and_claims_that_changed_have_a_line_and_what_is_the_sam
     ])  # fmt: skip
     assert diff(new, new) == (0, ["0 of 4 claims changed, 0 added, 0 removed"])
     assert diff([row("a", x=True)], [row("a", x=1)])[1][1] == "    x: true -> 1"
+
+
+def test_rounding_is_no_change(diff, monkeypatch):
+    """Below 1e-9, and below a tolerance for rounding that the claim declares."""
+    declared = {"a": {"expect": {"tight": {"below": 1e-7}, "wide": {"value": 1.0, "abs": 0.1}}}}
+    monkeypatch.setattr(changes.declarations, "read", lambda: declarations.Declared(declared, {}))
+    old = [row("a", tight=1e-12, wide=1.0, other=2e-13)]
+    assert diff(old, [row("a", tight=9e-8, wide=1.0, other=4e-10)])[1] == ["0 of 1 claims changed, 0 added, 0 removed"]
+    assert len(diff(old, [row("a", tight=3e-7, wide=1.01, other=2e-9)])[1]) == 1 + 3 + 1
 
 
 @pytest.mark.parametrize("content", ["{", '{"a": 1}', '[{"id": "a", "measured": {}}]'])

@@ -19,9 +19,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 import torch
-from made_up import MEASURE, ROOT, Book
+from made_up import CLAIM, MEASURE, ROOT, Book
 from rich.console import Console
 from typer.testing import CliRunner
 from waiting import wait_for
@@ -226,38 +227,94 @@ def test_what_a_chapter_does_not_import_and_what_builds_and_judges_it_is_no_inpu
     assert current.stale() == {}
 
 
-def test_the_data_set_counts_for_chapters_that_declare_one_and_so_do_the_readers_own_images(book):
-    book.chapter("two", parameters='dataset = "digits"')
-    book.write("data/images", "12")
-    for name in ("one", "two"):
-        book.execute(name, "laptop")
-    assert book.stale() == {}
-    book.write("data/images", "123")
-    assert book.stale() == {"two": "the data set changed"}
+READS = """import numpy as np
+from pathlib import Path
+from lib.data import image_sets
+np.load("chapters/other/stored.npy")
+sorted(Path("chapters/other/deep").glob("*"))
+open("chapters/claims.yml").close()
+(Path(image_sets.data_folder()) / "MNIST" / "file").read_text()"""
+
+
+def test_what_a_chapter_reads_is_what_it_depends_on(book):
+    """Files and listed folders below `chapters/`, whoever reads them, and the data sets."""
+    book.with_library()
+    book.write("chapters/other/deep/a.txt", "")
+    np.save(book.root / "chapters/other/stored.npy", np.zeros(2))
+    for name in ("MNIST/file", "svhn/file", "README.txt"):
+        book.write(f"data/{name}", "1")
+    book.chapter("two", READS, parameters='dataset = "digits"')
+    book.run("execute", "--chapter", "part/two")
+    assert "two" not in book.stale()
+    key = run.noted(book.page("two"))["key"]
+    assert {"chapters/other/stored.npy", "chapters/other/deep"} == key["files"].keys() and {"MNIST"} == key["data"].keys()
+    for name in ("README.txt", "svhn/file", "MNIST-C/file"):
+        book.write(f"data/{name}", "of no concern")
+    assert "two" not in book.stale()
+    for name, why in (("data/MNIST/file", "the data set changed"), ("chapters/other/deep/b.txt", "other/deep changed"),
+                      ("chapters/other/stored.npy", "stored.npy changed")):  # fmt: skip
+        before = (book.root / name).read_bytes() if (book.root / name).exists() else None
+        book.write(name, "something else")
+        assert why in book.stale()["two"]
+        if before is None:
+            (book.root / name).unlink()
+        else:
+            (book.root / name).write_bytes(before)
+
+
+def test_with_auto_it_counts_which_sets_there_are_and_so_do_the_readers_own_images(book):
+    book.chapter("one", parameters='dataset = "auto"')
+    book.write("data/README.txt", "1")
+    book.execute("one", "laptop")
+    book.write("data/README.txt", "12")
+    assert "one" not in book.stale()
+    book.write("data/MNIST/raw", "12")
+    assert book.stale()["one"] == "the data set changed"
+    own = str(book.root / "own.npz")
     book.write("own.npz", "12")
-    before = chapters.data_fingerprint(str(book.root / "own.npz"))
+    before = book.page().key({"dataset": own})
     book.write("own.npz", "123")
-    assert chapters.data_fingerprint(str(book.root / "own.npz")) != before
+    assert chapters.differences(before, book.page().key({"dataset": own}, before)) == ["the data set changed"]
 
 
-def test_a_data_set_that_is_linked_into_the_data_folder_counts(book):
-    book.write("data/file", "1")
-    before = chapters.data_fingerprint()
-    book.write("disk/images", "12")
-    (book.root / "data" / "set").symlink_to(book.root / "disk")
-    linked = chapters.data_fingerprint()
-    book.write("disk/images", "123")
-    assert len({before, linked, chapters.data_fingerprint()}) == 3
+def test_a_data_set_that_is_linked_into_the_data_folder_counts(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    before = chapters.fingerprint(str(tmp_path / "link"))
+    (tmp_path / "disk" / "images").write_text("12")
+    assert chapters.fingerprint(str(tmp_path / "link")) != before
+    assert chapters.fingerprint(str(tmp_path / "none")) is None
 
 
-def test_the_data_folder_is_looked_at_once_for_all_chapters_and_again_when_asked_again(book, monkeypatch):
+def test_each_data_set_is_looked_at_once_for_all_chapters_and_again_when_asked_again(book, monkeypatch):
     for name in ("one", "two"):
         book.chapter(name, parameters='dataset = "auto"')
+        book.execute(name, "laptop")
+        notebook = run.executed_notebook(book.page(name))
+        del notebook.metadata["book"]["checksum"]
+        notebook.metadata["book"]["key"]["data"]["MNIST"] = ""
+        run.keep(book.page(name), notebook)
     looked = []
-    monkeypatch.setattr(run, "data_fingerprint", lambda dataset: looked.append(dataset) or "")
+    monkeypatch.setattr(chapters, "fingerprint", lambda place: looked.append(place) or "")
     for times in (1, 2):
         run.stale(chapters.chapters(book.root), {})
-        assert looked == ["auto"] * times
+        assert looked == [str(chapters.data_folder() / "MNIST")] * times
+
+
+@pytest.mark.parametrize("name", ["scipy", "scikit-learn", "networkx"])
+def test_the_version_of_every_package_that_computes_counts_for_chapters_that_reach_it(book, monkeypatch, name):
+    book.write("lib/deeper.py", "def value():\n    import scipy.stats, sklearn, networkx\n    return 42\n")
+    for chapter in ("one", "two"):
+        book.execute(chapter, "laptop")
+    monkeypatch.setattr(chapters, "version", lambda each: "0.0" if each == name else run.version(each))
+    assert {chapter: why.split()[0] for chapter, why in book.stale().items()} == {"one": name}, "two does not reach it"
+
+
+def test_a_parameter_is_compared_as_it_is_kept(book):
+    book.chapter("two", parameters="sizes = (1, 2)")
+    book.execute("two", "laptop")
+    assert "two" not in book.stale()
+    assert book.stale(sizes=[1, 3])["two"] == "parameter sizes: [1, 2] -> [1, 3]"
 
 
 def test_the_code_cells_are_those_of_the_notebook(book):
@@ -271,12 +328,12 @@ def test_the_code_cells_are_those_of_the_notebook(book):
 @pytest.mark.parametrize(("odd", "counts"), [("nothing", False), ("link", False), (".", False), ("\udcff", True)])
 def test_an_odd_file_in_the_data_folder_ends_no_command(book, odd, counts):
     book.write("data/file", "1")
-    before = chapters.data_fingerprint()
+    before = chapters.fingerprint(str(book.root / "data"))
     if odd == "\udcff":  # a name that is not UTF-8
         (book.root / "data" / odd).touch()
     else:
         (book.root / "data" / "link").symlink_to(odd)  # nowhere, to itself, back
-    assert (chapters.data_fingerprint() != before) == counts
+    assert (chapters.fingerprint(str(book.root / "data")) != before) == counts
 
 
 def test_stored_results_count_for_the_page_that_has_their_folders_name(current):
@@ -318,22 +375,20 @@ print("error: no network: cifar10", file=sys.stderr)
 """
 
 
-def test_the_paper_profile_downloads_what_its_chapters_want_before_they_begin(book):
+def test_the_paper_profile_downloads_what_its_claims_name_before_its_chapters_begin(book):
     book.write("data/other", "")
     book.write("lib/data/__init__.py", "")
     book.write("lib/data/image_files.py", IMAGES)
-    book.chapter("one", MEASURE, parameters='dataset = "auto"')
-    book.chapter("two", 'for wanted in ("cifar10", "mnist"):\n    print("download=")', parameters='dataset = "auto"')
+    book.declare({**CLAIM, "data": ["mnist", "cifar10"]}, {**CLAIM, "id": "fc-two", "data": ["svhn"]})
+    book.chapter("one", MEASURE.partition("if profile")[0], parameters='dataset = "auto"')
     one, two = (book.page(name) for name in ("one", "two"))
     console = Console(file=io.StringIO())
-    for pages, profile in (([one, two], "laptop"), ([one], "paper")):
+    for pages, profile in (([one, two], "laptop"), ([two], "paper")):
         run._download(pages, {"profile": profile}, console)
-    assert not (book.root / "asked").exists(), "other profiles, and chapters that do not ask, get nothing"
-    key = two.key({})
+    assert not (book.root / "asked").exists(), "other profiles, and chapters that measure no such claim, get nothing"
     run._download([one, two], {"profile": "paper"}, console)
-    assert (book.root / "asked").read_text() == "fetch mnist cifar10"
+    assert (book.root / "asked").read_text() == "fetch cifar10 mnist"
     assert "no network: cifar10" in console.file.getvalue()
-    assert chapters.differences(key, two.key({})) == ["the data set changed"], "which is looked at again"
 
 
 # ----------------------------------------------------------------------------------------------- what is noted and kept
@@ -416,7 +471,7 @@ def test_from_the_execution_to_the_ledger(built_once):
     taken = json.loads((built_once.root / "recorded/part/one.json").read_text())
     assert (taken["profile"], taken["machine"]["device"]) == ("paper", "cpu")
     page = built_once.html("back/ledger")
-    assert "Recorded" in page and taken["finished"][:10] in page and "on a CPU" in page
+    assert "paper profile, this build" in page and "on a CPU" in page
     assert json.loads((built_once.build / "claims.json").read_text())[0]["recorded"]["verdict"] == "reproduced"
 
 
@@ -482,7 +537,7 @@ def test_building_one_chapter_of_an_unexecuted_book_shows_the_others_without_res
 
 MEET = """import os, pathlib, sys, time
 print(*map(os.environ.get, ("OMP_NUM_THREADS", "COLLAPSE_GPU_SHARE")))
-print(*(name in sys.modules for name in ("networkx", "lib.ledger.notes")))
+print(*(name in sys.modules for name in ("networkx", "lib.runs.devices")))
 pathlib.Path({!r}).touch()
 while not pathlib.Path({!r}).exists():
     time.sleep(0.05)"""
@@ -490,7 +545,7 @@ while not pathlib.Path({!r}).exists():
 
 def test_two_chapters_run_at_the_same_time_and_share_what_there_is_and_the_large_packages(real):
     """One of them imports a large package, with which both kernels begin; modules of lib each imports itself."""
-    real.chapter("one", MEET.format("one-is-here", "two-is-here"), "import networkx\nfrom lib.ledger import notes")
+    real.chapter("one", MEET.format("one-is-here", "two-is-here"), "import networkx\nfrom lib.runs import devices")
     real.chapter("two", MEET.format("two-is-here", "one-is-here"))
     real.write("chapters/claims.yml", "claims: []\n")
     real.run("execute", "--jobs", "2", OMP_NUM_THREADS=None, COLLAPSE_GPU_SHARE=None)

@@ -175,6 +175,31 @@ def test_assumption_a_is_exact_when_all_latent_variables_are_classes_equally_oft
     assert sentences.symmetry_deviation(all_latents(n_c, L).repeat(times, 1).int(), n_c) == 0
 
 
+@given(st.integers(2, 7), st.integers(1, 5))
+@few
+def test_non_zero_residues_add_up_to_every_other_than_zero_equally_often(n, m):
+    ways = [0] * n
+    for residues in product(range(1, n), repeat=m):
+        ways[sum(residues) % n] += 1
+    assert ways[1:] == [((n - 1) ** m - (-1) ** m) // n] * (n - 1)
+
+
+@pytest.mark.parametrize(("n_c", "L"), [(2, 4), (3, 3), (4, 3), (5, 2), (6, 3)])  # prime or not
+def test_zero_sum_codes_have_the_properties_of_lemma_b_but_not_assumption_a(n_c, L):
+    code = sentences.zero_sum_code(n_c, L)
+    every = [z for z in product(range(n_c), repeat=L) if sum(z) % n_c == 0]
+    assert code.tolist() == [list(z) for z in every]
+    counts = sentences.symmetry_counts(code, n_c).numpy()  # class, radius, position, concept
+    spheres = counts.sum(3)[:, :, :1]
+    assert (counts.sum(3) == spheres[0]).all()  # (i): one size for all classes
+    assert (np.bincount(code.flatten(), minlength=n_c) == L * n_c ** (L - 2)).all()  # (ii)
+    own = torch.nn.functional.one_hot(code, n_c).bool().numpy()[:, None]
+    for r in range(1, L + 1):  # (iii): at each radius one count for the class's own concept, one for all others
+        at_r = counts[:, r - 1 : r]
+        assert len(set(at_r[own])) == len(set(at_r[~own])) == 1
+    assert sentences.symmetry_deviation(code, n_c) > 0
+
+
 # Assumption B -------------------------------------------------------------------------------------------------------
 
 

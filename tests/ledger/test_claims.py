@@ -50,7 +50,7 @@ def test_the_seconds_of_a_claim_count_what_its_taken_up_runs_took_before(files, 
 def test_a_value_that_is_not_finite_is_kept_as_text_and_fails(shown, value):
     claims.open("feature-collapse").check("fc-one", measured={"constant": value, "note": value})
     left = shown[0][claims.MIME]
-    assert left["verdict"] == "not reproduced"
+    assert left["verdict"] == "not run" and "constant = " in left["reason"]
     assert left["measured"]["constant"] in ("nan", "inf")
     json.dumps(left, allow_nan=False)
 
@@ -96,15 +96,16 @@ def test_a_record_is_judged_by_the_declaration_of_now(files):
 # -------------------------------------------------------------------------------------------------------- the sources
 
 
-def chapter(path, code):
-    path.write_text(f"# Title\n\n````{{code-cell}} ipython3\n---\ntags: [x]\n---\n{code}\n````\n", encoding="utf-8")
-    return path
+def chapter(path, code, prose=""):
+    text = f"# Title\n\n{prose}\n\n````{{code-cell}} ipython3\n---\ntags: [x]\n---\n{code}\n````\n"
+    path.write_text(text, encoding="utf-8")
+    return chapters.Page(path.stem, path.parent)
 
 
 def test_a_claim_checked_under_one_profile_may_be_skipped_under_another(files, tmp_path):
     code = 'if big:\n    ledger.check("fc-one", {})\nelse:\n    ledger.skip(\n        "fc-one", reason="")'
-    path = chapter(tmp_path / "a.md", code)
-    assert claims.check_sources([path]) == {"fc-one": path}
+    page = chapter(tmp_path / "a.md", code)
+    assert claims.check_sources([page]) == {"fc-one": page.path} and claims.checked([page]) == ["fc-one"]
 
 
 @pytest.mark.parametrize(
@@ -119,19 +120,21 @@ def test_a_claim_checked_under_one_profile_may_be_skipped_under_another(files, t
     ],
 )
 def test_sources_and_declarations_have_to_agree(files, tmp_path, codes, named):
-    paths = [chapter(tmp_path / f"a{number}.md", code) for number, code in enumerate(codes)]
+    pages = [chapter(tmp_path / f"a{number}.md", code) for number, code in enumerate(codes)]
     with pytest.raises(ValueError, match=named):
-        claims.check_sources(paths)
+        claims.check_sources(pages)
 
 
 def test_prose_about_the_ledger_is_no_check(files, tmp_path):
-    path = chapter(tmp_path / "a.md", 'ledger.check("fc-one", {})')
-    path.write_text(path.read_text() + '\n```python\nledger.check("fc-none", {})\n```\n')
-    assert set(claims.check_sources([path])) == {"fc-one"}
+    """A listing, and a cell that is quoted."""
+    listing = '```python\nledger.check("fc-none", {})\n```'
+    quoted = '`````markdown\n````{code-cell} ipython3\nledger.check("fc-none", {})\n````\n`````'
+    page = chapter(tmp_path / "a.md", 'ledger.check("fc-one", {})', f"{listing}\n\n{quoted}")
+    assert set(claims.check_sources([page])) == {"fc-one"}
 
 
 def test_every_claim_of_the_book_is_measured_by_exactly_one_chapter():
-    checked = claims.check_sources(page.path for page in chapters.chapters())
+    checked = claims.check_sources(chapters.chapters())
     for name, path in checked.items():
         paper = declarations.read().claims[name]["paper"]  # what goes beyond a paper may stand on its pages
         assert path.parent.name in (paper, "synthesis") or paper == "beyond"

@@ -24,6 +24,7 @@ def test_a_table_says_what_stands_against_a_verdict_and_leads_there(files):
     assert 'href="../errata/feature-collapse.html#erratum-sign"' in table(BAD)
     assert "erratum sign" in table(BAD, links=False) and "href" not in table(BAD, links=False)
     assert 'href="../back/ledger.html#ledger-fc-one"' in table() and "erratum" not in table()
+    files([claim(data=["mnist"])], errata=[ERRATUM])
     assert "data: mnist; <a" in table(BAD, dataset="mnist")
     assert "Not run: it takes a cluster.</p>" in table({}, reason="it takes a cluster.")
     assert "No verdict: the smoke profile" in table(profile="smoke") and "1.45" in table(profile="smoke")
@@ -66,7 +67,7 @@ def test_values_are_set_for_a_reader(files, value, expected):
 def test_the_ledger_has_one_row_per_claim_whatever_was_measured_and_any_page_can_count_them(files):
     files([CLAIM, claim(id="fc-two"), claim(id="lr-one", paper="low-rank-bias", kind="figure")], errata=[ERRATUM])
     judged = {"fc-one": claims.judge(record(BAD))}
-    page, tally = pages.ledger(judged, {"fc-one": recorded()}, {}), pages.tally(judged)
+    page, tally = pages.ledger(judged, {"fc-one": recorded(outdated=["it changed"])}, {}), pages.tally(judged)
     rows = re.findall(r'<tr id="ledger-([^"]*)" data-paper="([^"]*)" data-verdict="([^"]*)" data-kind="([^"]*)">', page)
     assert rows == [
         ("fc-one", "feature-collapse", "contradicted: another constant", "number"),
@@ -81,8 +82,6 @@ def test_the_ledger_has_one_row_per_claim_whatever_was_measured_and_any_page_can
         counts = re.findall(rf'<a href="{address}\?verdict=([^"]*)".*?<strong>(\d+)</strong>', html)
         assert counts == [("contradicted:+another+constant", "1"), ("not+run", "2")]
         assert "\n\n" not in html, "a blank line ends a block of HTML in Markdown"
-    assert "Recorded" in page
-    assert "Recorded" not in pages.ledger({}, {}, {}), "a column of which nothing is recorded"
 
 
 def recorded(measured=GOOD, reason=None, **changes):
@@ -92,41 +91,66 @@ def recorded(measured=GOOD, reason=None, **changes):
 
 
 def row(*records, name="fc-one", **changes):
-    """The row of a claim, before its recorded cell and from there on. changes: what its record has of its own."""
+    """The row of a claim: its title, what is in sight, what is folded. changes: what its record has of its own."""
     page = pages.ledger({one["id"]: claims.judge(one) for one in records}, {"fc-one": recorded(**changes)}, {})
-    before, _, after = re.search(rf'<tr id="ledger-{name}".*?</tr>', page, re.DOTALL)[0].partition('"Recorded"')
-    return before, after
+    found = re.search(rf'<tr id="ledger-{name}".*?</tr>', page, re.DOTALL)[0]
+    head, _, verdict = found.partition('<td data-label="Verdict">')
+    return head, *verdict.split("<details>")
 
 
-def test_a_recorded_verdict_stands_beside_the_live_one_with_its_values_date_device_and_data(files):
-    files([CLAIM, claim(id="fc-two")])
-    live, kept = row(record(BAD), verdict="seen at reduced size", dataset="digits")
-    assert "not reproduced" in live and "constant = 2" in live and "2026" not in live
-    assert "seen at reduced size, on digits" in kept and "not reproduced" not in kept and "constant = 1.45" in kept
-    assert "<small>paper profile, 2026-11-22, Card &lt;1&gt;</small>" in kept and "<small>data: digits</small>" in kept
-    assert "outdated" not in kept
-    assert kept.index("constant = 1.45") < kept.index("<details><summary>when and where</summary>")
-    assert "—" in row(name="fc-two")[1], "nothing is recorded of the other claim"
+def test_a_claim_has_one_verdict_that_of_the_largest_profile_with_where_it_comes_from(files):
+    files([claim(data=["mnist"]), claim(id="fc-two", about="Another")])
+    head, seen, folded = row(record(BAD, profile="night"), dataset="mnist")
+    assert 'data-verdict="reproduced"' in head and "It is so" in head and "ledger-fc-one" not in seen
+    assert "⚠</span> this build: not reproduced</small>" in seen
+    assert "<small>paper profile, 2026-11-22, Card &lt;1&gt;; data: mnist</small>" in folded
+    head, seen, folded = row(record(BAD, profile="paper"))
+    assert 'data-verdict="not reproduced"' in head and "⚠" not in seen and "paper profile, this build" in folded
+    head, seen, folded = row(record(dataset="digits"), outdated=["its code cells changed", "lib.search changed"])
+    assert 'data-verdict="seen at reduced size"' in head and "seen at reduced size, on digits" in seen
+    why = "⚠</span> reproduced in an outdated record of the paper profile, 2026-11-22: its code cells changed; lib.s"
+    assert why in folded and "laptop profile, this build; data: digits" in folded
+    head, seen, _ = row(record(), measured={}, reason="it takes a cluster")
+    assert 'data-verdict="reproduced"' in head and "cluster" not in seen, "what was not run is no evidence"
+    assert 'data-verdict="not run"' in row(name="fc-two")[0]
 
 
-def test_a_recorded_cell_says_what_is_outdated_and_why_there_is_no_verdict(files):
-    _, cell = row(outdated=["its code cells changed", "lib.search changed"])
-    assert "⚠</span> outdated: its code cells changed; lib.search changed</small>" in cell
-    _, cell = row(measured={}, reason="it takes a cluster")
-    assert "claim-not-run" in cell and "<small>it takes a cluster</small>" in cell
+def test_two_verdicts_disagree_if_one_speaks_for_the_claim_and_the_other_against_it():
+    told = [("reproduced", "seen at reduced size", 0), ("reproduced", "not seen at reduced size", 1),
+            ("contradicted: another constant", "not reproduced", 0), ("supported", "not supported", 1),
+            ("contradicted: another constant", "seen at reduced size", 1), ("reproduced", "not run", 0)]  # fmt: skip
+    assert [pages._disagrees(*pair) for *pair, _ in told] == [bool(one) for *_, one in told]
 
 
-def test_what_is_not_the_headline_waits_to_be_unfolded_and_what_is_ours_stands_apart(files):
+def test_what_is_not_the_headline_is_folded_and_what_is_ours_stands_apart(files):
     expect = {"a_1": {"below": 9, "headline": True}, **{f"{letter}_1": {"below": 9} for letter in "bcd"}}
-    files([claim(expect={**expect, "e_1": {"below": 0, "ours": True}})])
+    files([claim(expect={**expect, "e_1": {"below": 0, "ours": True}}, settings="ours")])
     values = dict.fromkeys([*expect, "e_1"], 1.23456)
-    _, cell = row(measured=values)
-    before, _, folded = cell.partition("<details><summary>4 more, when and where</summary>")
-    assert "<small>a<sub>1</sub> = 1.235</small>" in before and "<small>e<sub>1</sub> = 1.235</small>" in folded
+    _, seen, folded = row(measured=values)
+    assert "<small>a<sub>1</sub> = 1.23</small>" in seen and "<small>e<sub>1</sub> = 1.23</small>" in folded
     before, _, rest = table(values).partition("<details><summary>3 more quantities</summary>")
     folded, _, ours = rest.partition("</details>")
     assert "a<sub>1</sub>" in before and "d<sub>1</sub>" in folded and "e<sub>1</sub>" in ours
-    assert "reproduced" in before and "not reproduced" not in before and "not met" in ours
+    assert "reproduced, settings ours" in before and "not reproduced" not in before and "not met" in ours
+
+
+@pytest.mark.parametrize(
+    ("expectation", "value", "expected"),
+    [
+        ({"below": 1e-14}, 5.551e-17, "exact to rounding"),
+        ({"value": 2.0, "abs": 1e-9}, 2.0 - 4e-16, "exact to rounding"),
+        ({"below": 1e-9}, 3.14159e-10, "3.14\u00a0×\u00a010⁻¹⁰"),
+        ({"below": 0.1}, 5.551e-17, "5.55\u00a0×\u00a010⁻¹⁷"),
+        ({"report": True}, 5.551e-17, "5.55\u00a0×\u00a010⁻¹⁷"),
+        ({"rounds_to": "1.42214"}, 1.422143, "1.422143"),
+        ({"predicts": "0.61"}, [0.60123, 0.62345], "0.601, 0.623"),
+        ({"above": 0}, 1234.56, "1235"),
+    ],
+)
+def test_the_ledger_rounds_to_what_a_reader_can_use(files, expectation, value, expected):
+    files([claim(expect={"a": {**expectation, "headline": True}, "judged": {"below": 1}})])
+    page = pages.ledger({"fc-one": claims.judge(record({"a": value, "judged": 0}))}, {}, {})
+    assert f"<small>a = {expected}</small>" in page
 
 
 PAGE = """# Theorems

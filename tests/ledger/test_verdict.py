@@ -18,6 +18,7 @@ MET = [
     ({"between": [-0.1, 0.1]}, [[-0.05, 0.1]], [[-0.05, 0.2], [], [0.0, math.nan]]),  # an interval, as a whole
     ({"rounds_to": "1.41"}, [1.4051, 1.4149], [1.4049, 1.4151]),
     ({"rounds_to": "-60"}, [-60.4], [-60.6, 60]),
+    ({"predicts": "34.9"}, [[34.0, 34.86], [34.94, 36.0], [34.9, 34.9]], [[34.0, 34.84], [34.96, 36.0], []]),
     ({"equals": True}, [True], [1, "true", False]),
     ({"equals": 2}, [2, 2.0], [3, "2"]),
     ({"equals": 1}, [1], [True]),
@@ -47,7 +48,6 @@ SLIP, GAP = {**ERRATUM, "kind": "slip"}, {**ERRATUM, "kind": "true, with a gap i
     ("theorem", BAD, (), "not reproduced"),
     ("theorem", BAD, (SLIP,), "not reproduced"),
     ("theorem", BAD, (SLIP, GAP, ERRATUM), "contradicted: another constant"),
-    ("theorem", dict.fromkeys(GOOD, "nan"), (ERRATUM,), "not reproduced"),
     ("theorem", BAD, (GAP,), "contradicted: true, with a gap in the proof"),
     ("question", GOOD, (), "supported"),
     ("question", BAD, (), "not supported"),
@@ -59,14 +59,26 @@ def test_at_the_printed_settings_the_verdict_follows_from_kind_and_errata(kind, 
     assert expected in VERDICTS
 
 
+@pytest.mark.parametrize("value", [math.nan, "inf", None, "text", [], [1.5, "nan"]])
+@pytest.mark.parametrize("errata", [(), (ERRATUM,)])
+def test_what_is_no_finite_number_contradicts_nobody_and_supports_nothing(value, errata):
+    for relation in ({"value": 1.5, "abs": 9}, {"below": 9}, {"rounds_to": "1"}, {"predicts": "1"}, {"equals": 0}):
+        for profile, kind in itertools.product(("laptop", "paper"), KINDS):
+            declaration = claim(kind=kind, expect={"a": {**relation, "printed": "1"}, "own": {"below": 0, "ours": True}})
+            assert verdict(declaration, {"a": value, "own": value}, profile, errata=errata) == "not run"
+            own = {"a": 0 if "equals" in relation else 1.0, "own": value}
+            assert verdict(declaration, {**own, "a": [1.0]} if "predicts" in relation else own, profile) != "not run"
+
+
 @pytest.mark.parametrize(("profile", "dataset", "takes"), [
     ("laptop", None, "more"), ("laptop", "mnist", "more"), ("night", "mnist", "more"), ("paper", "digits", None),
-    ("paper", "cifar10-jpeg75", "more"),
+    ("paper", "cifar10-jpeg75", "more"), ("paper", "cifar10", None),
 ])  # fmt: skip
 def test_a_reduced_run_and_other_data_reproduce_nothing_and_fail_nothing(profile, dataset, takes):
-    """Whatever is measured, and whatever the errata say."""
+    """Whatever is measured, and whatever the errata say; another paper's data set is other data, too."""
+    assert verdict(claim(data=["svhn", "cifar10"]), GOOD, "paper", "cifar10") == "reproduced"
     for kind, errata in itertools.product(KINDS, ([], [ERRATUM])):
-        declaration = claim(kind=kind, takes=takes)
+        declaration = claim(kind=kind, takes=takes, data=["mnist"])
         assert verdict(declaration, GOOD, profile, dataset, errata) == "seen at reduced size"
         assert verdict(declaration, BAD, profile, dataset, errata) == "not seen at reduced size"
 

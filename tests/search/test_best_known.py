@@ -255,6 +255,43 @@ def test_a_search_that_finds_nothing_lower_stores_its_effort_alone(tmp_path, run
     assert rows[-1] == pytest.approx([96, 0.2]) and (np.diff(rows, axis=0) * [1, -1] >= 0).all()
 
 
+def test_a_sweep_brings_every_cell_to_the_same_number_of_descents_and_goes_on_where_it_stopped(
+    tmp_path, run, monkeypatch
+):
+    cells = [(2, 2, bk.decay_at(2, 2), "mse"), (3, 4, bk.decay_at(3, 4), "mse")]
+    monkeypatch.setattr(bk, "cells", lambda folder: cells)
+    assert run("search", 2, 2, "--descents", 48, "--folder", tmp_path)[0] == 0  # as if stopped after the first cell
+    for descents, searched in ((48, 1), (48, 0), (96, 2)):
+        status, told = run("sweep", "--descents", descents, "--folder", tmp_path)
+        assert status == 0 and told.count("found") == searched
+    counts = {name: rows[-1, 0] for name, rows in bk.efforts(tmp_path).items()}
+    assert counts == {"mse-K02-L2.npz": 96, "mse-K03-L4.npz": 97}  # one from its own file
+    assert bk.load(tmp_path / "mse-K03-L4.npz").loss < 0.2 - 1e-3
+
+
+def test_the_cells_of_the_table_are_every_file_and_none_twice():
+    cells = bk.cells()
+    names = [bk.file_name(*cell) for cell in cells]
+    assert len({*names}) == len(names) and {path.name for path in FILES} <= {*names}
+    assert {(K, L) for K, L, _, loss in cells if loss == "mse"} >= {(K, L) for K in range(3, 11) for L in range(2, 7)}
+
+
+def test_every_cell_of_the_table_was_searched_and_its_search_ends_at_the_stored_loss():
+    efforts = bk.efforts()
+    for K, L, lam, loss in bk.cells():
+        name = bk.file_name(K, L, lam, loss)
+        frame = low_rank.dnc_loss(K, L, lam, 1) if loss == "mse" else bk.collapse_cross_entropy(K, L, lam)
+        known = bk.load(bk.FOLDER / name).loss if (bk.FOLDER / name).exists() else frame
+        assert efforts[name][-1, 0] >= 192, name
+        assert efforts[name][:, 1].min() >= known - 2e-9, name
+
+
+def test_without_polish_a_search_ends_where_its_descents_do():
+    lam = bk.decay_at(3, 4)
+    found, effort = bk.search(3, 4, lam, descents=8, seed=3, d=4, runs=8, polish=False)
+    assert found.loss == effort[-1][1] == pytest.approx(by_numpy(found), abs=1e-12)
+
+
 def test_a_file_that_is_submitted_is_stored_where_it_is_lower(tmp_path, run):
     sent, folder = tmp_path / "sent.npz", tmp_path / "stored"
     folder.mkdir()

@@ -15,17 +15,37 @@ A reader can check the files and beat them::
 
     python -m lib.search.best_known check
     python -m lib.search.best_known search 6 4 --descents 2000
+    python -m lib.search.best_known sweep --descents 5000
     python -m lib.search.best_known submit mine.npz
 """
 
 from lib.search.best_known.descent import ROUNDS, descend, merged, search, symmetric_search
-from lib.search.best_known.files import FOLDER, TOLERANCE, efforts, keep_effort, load, save, stored
+from lib.search.best_known.files import (
+    CLASSES,
+    FOLDER,
+    LAYERS,
+    TOLERANCE,
+    cells,
+    efforts,
+    keep_effort,
+    load,
+    save,
+    stored,
+)
 from lib.search.best_known.initial import balanced, initial_factors, perturbed, relocated, through, widened
-from lib.search.best_known.problem import Solution, collapse_cross_entropy, decay_at, describe, ranks, simplex_decay
+from lib.search.best_known.problem import (
+    Solution,
+    collapse_cross_entropy,
+    decay_at,
+    describe,
+    file_name,
+    ranks,
+    simplex_decay,
+)
 
 __all__ = [
-    "Solution", "decay_at", "simplex_decay", "collapse_cross_entropy", "describe", "ranks",
-    "FOLDER", "TOLERANCE", "load", "save", "stored", "keep_effort", "efforts",
+    "Solution", "decay_at", "simplex_decay", "collapse_cross_entropy", "file_name", "describe", "ranks",
+    "FOLDER", "TOLERANCE", "CLASSES", "LAYERS", "load", "save", "stored", "cells", "keep_effort", "efforts",
     "initial_factors", "perturbed", "relocated", "widened", "balanced", "through",
     "ROUNDS", "descend", "symmetric_search", "merged", "search",
 ]  # fmt: skip

@@ -51,6 +51,28 @@ def search(
 ) -> None:
     """Search for a lower loss at K classes and L layers, store what is lower than the file, and note the effort."""
     lam = problem.standard_decay(K, L, loss) if lam is None else lam
+    _search(K, L, lam, loss, descents, seed, width, fresh, folder)
+
+
+@app.command()
+def sweep(
+    descents: Annotated[int, typer.Option(help="how many each cell is to have, with those that effort.csv counts")],
+    seed: int = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="do not start from the stored solutions")] = False,
+    folder: Folder = best_known.FOLDER,
+) -> None:
+    """Search every cell of the table until each has had as many descents; where it was stopped it goes on.
+
+    Each search has random numbers of its own: they depend on the descents that its cell had before.
+    """
+    for K, L, lam, loss in best_known.cells(folder):
+        efforts = best_known.efforts(folder).get(problem.file_name(K, L, lam, loss))
+        done = 0 if efforts is None else int(efforts[-1, 0])
+        if done < descents:
+            _search(K, L, lam, loss, descents - done, seed + done, None, fresh, folder)
+
+
+def _search(K, L, lam, loss, descents, seed, width, fresh, folder) -> None:
     before = _stored(K, L, lam, loss, folder)
     known = [before.factors] if before and not fresh else []
     found, effort = best_known.search(K, L, lam, loss, descents, seed, width, known)
@@ -80,12 +102,12 @@ def _offer(found: Solution, before: Solution | None, folder: Path) -> None:
         low_rank.dnc_loss(*problem_of, 1) if found.kind == "mse" else best_known.collapse_cross_entropy(*problem_of)
     )
     bar = before.loss if before else collapse
-    print("K = {}, L = {}, lam = {:.8g}: ".format(*problem_of), end="")
+    print("{}, K = {}, L = {}, lam = {:.8g}: ".format(found.kind, *problem_of), end="")
     print(f"found {found.loss:.12f}, known {bar:.12f}, collapse {collapse:.12f}")
     if found.loss < bar - best_known.TOLERANCE:
         print(f"lower by {bar - found.loss:.3g}: {best_known.describe(found)}; {best_known.save(found, folder)}")
     else:
-        print("not lower: nothing is stored")
+        print("not lower: nothing is stored", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

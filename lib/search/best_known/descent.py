@@ -128,12 +128,14 @@ def search(
     d: int | None = None,
     known: Sequence[Sequence[Tensor]] = (),
     runs: int = 48,
+    polish: bool = True,
 ) -> tuple[Solution, list[tuple[int, float]]]:
     """The lowest loss found, polished, from random starts and copies of the best ends with classes moved or noise.
 
     `descents` is the effort: this many, in batches of `runs`, from the three kinds of start in turn. A search that gets
     stuck begins again from new starts. `d`: units per level, by default five more than classes. `known`: factors of
-    solutions, `(out, in)` each, to start from as well. Returns the solution and, for each batch, the number of descents
+    solutions, `(out, in)` each, to start from as well. Without `polish` the lowest end stays as the descents have left
+    it. Returns the solution and, for each batch, the number of descents
     and the lowest loss so far. ValueError for K < 2, L < 2, widths, decays or descents that are not positive, an
     unknown loss.
     """
@@ -157,7 +159,9 @@ def search(
         effort.append((so_far + len(names), min(best[0], pool[min(pool)][0])))
 
     def polished(end):
-        factors, value = _polished(end[1], lam, loss)
+        value, factors, _ = end
+        if polish:
+            factors, value = _polished(factors, lam, loss)
         return min(best, (value, factors, end[2]), key=first)
 
     def stacked(several):

@@ -12,12 +12,15 @@ import torch
 from lib import checks
 from lib.data.files import atomically
 from lib.models.unconstrained import LOSSES, labels, objective
-from lib.search.best_known.problem import Solution, check_sizes
+from lib.search.best_known.problem import Solution, check_sizes, standard_decay
 
 #: Where the solutions are kept.
 FOLDER = Path(__file__).resolve().parents[3] / "chapters" / "synthesis" / "best-known"
 #: A file's loss may differ from that of its matrices by at most this.
 TOLERANCE = 1e-9
+
+#: The classes and layers of the table with the squared loss. With cross-entropy: up to ten classes, and four layers.
+CLASSES, LAYERS = (*range(2, 11), 15), range(2, 7)
 
 _SCALARS = ("K", "L", "n", "lam", "kind", "loss", "how")
 
@@ -66,6 +69,19 @@ def stored(kind: str = "mse", folder: Path = FOLDER) -> list[Solution]:
     """Every stored solution of one kind of loss, each evaluated anew, ordered by L, K and decay."""
     solutions = [load(path) for path in Path(folder).glob(f"{kind}-*.npz")]
     return sorted(solutions, key=lambda s: (s.L, s.K, s.lam))
+
+
+def cells(folder: Path = FOLDER) -> list[tuple[int, int, float, str]]:
+    """The problems `(K, L, lam, loss)` of the table: those of the grid, then those of files with another decay.
+
+    >>> [(K, L, loss) for K, L, _, loss in cells()[:3]]
+    [(2, 2, 'mse'), (3, 2, 'mse'), (4, 2, 'mse')]
+    """
+    grid = [(K, L, "mse") for L in LAYERS for K in CLASSES]
+    grid += [(K, L, "ce") for L in LAYERS for K in CLASSES if K <= 10 and L <= 4]
+    found = [(K, L, standard_decay(K, L, loss), loss) for K, L, loss in grid]
+    others = [s for loss in LOSSES for s in stored(loss, folder) if "lam" in s.name or (s.K, s.L, loss) not in grid]
+    return found + [(s.K, s.L, s.lam, s.kind) for s in others]
 
 
 def keep_effort(found: Solution, effort: Sequence[tuple[int, float]], folder: Path = FOLDER) -> None:
