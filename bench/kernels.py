@@ -73,8 +73,7 @@ def run(console: Console) -> None:
     table = Table(title=f"Seconds for a step, {name_of(device)}")
     for column in ("", "operations", "floor", "the book", "of the floor", "plain loop", "of the book", "between"):
         table.add_column(column, justify="right")
-    makers = _sentences, _gradient_descent, _perceptrons, _resnets, _resnet
-    for kernel in (kernel for make in makers for kernel in make(device)):
+    for kernel in computations(device):
         console.print(f"{kernel.name} ...")
         work = operations(kernel.least) if kernel.least else operations(kernel.plain) / kernel.plain_steps
         ours, plain = _times(kernel, device)
@@ -102,6 +101,12 @@ def run(console: Console) -> None:
     about |= {"date": datetime.date.today().isoformat(), "sizes": sizes, "rates": best, "rows": rows}
     with atomically(KEPT / f"{device}.json") as partial:
         partial.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def computations(device: str) -> list[Kernel]:
+    """The rows of the table on one kind of device."""
+    makers = _sentences, _gradient_descent, _perceptrons, _resnets, _resnet
+    return [kernel for make in makers for kernel in make(device)]
 
 
 def _times(kernel: Kernel, device: str) -> tuple[list[float], list[float]]:

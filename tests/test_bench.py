@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from bench import cost
+from bench import cost, kernels
 from lib.book.chapters import ROOT
 
 
@@ -26,3 +26,5 @@ def test_what_is_kept_names_its_machine_and_no_time_is_below_its_floor(path):
     kept = json.loads(path.read_text("utf-8"))
     assert {"device", "torch", "threads", "date", "sizes", "rates", "rows"} <= kept.keys()
     assert all(0 < row["floor"] < row["book"] and row["plain"] > 0 for row in kept["rows"])
+    if path.stem == "cpu" or torch.cuda.is_available():  # the makers build on their device
+        assert [row["name"] for row in kept["rows"]] == [each.name for each in kernels.computations(path.stem)]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MARK = ".how-representations-collapse"
 # Where a build deletes or replaces files, and all that lies in a build folder.
 REPLACED = ("doctrees", "executed", "failed", "running", "sites", "source", "unfinished")
-MADE = (*REPLACED, "html", "claims.json", "results", "smoke", ".ipython", ".matplotlib", ".lock", MARK)
+MADE = (*REPLACED, "html", "claims.json", "results", "smoke", ".ipython", ".matplotlib", ".lock")
 
 
 def _vacant(folder: Path) -> bool:
@@ -48,10 +48,11 @@ def refused(build: Path, root: Path = ROOT) -> str:
 
 def _older(build: Path, root: Path) -> bool:
     """Whether it was made before there were marks; in the default folder the suite or a sweep may have come first."""
+    signs = (build / ".lock").is_file(), (build / "executed").is_dir()
     default = root / "_build"
     if default.is_symlink() or not (default.exists() and default.samefile(build)):
-        return (build / ".lock").is_file() and (build / "executed").is_dir()
-    return (build / ".lock").is_file() or {*os.listdir(build)} <= {"results", "smoke"}
+        return all(signs)
+    return any(signs) or {*os.listdir(build)} <= {"results", "smoke"}
 
 
 def take(folder: Path) -> None:
@@ -66,10 +67,13 @@ def clean(build: Path) -> str:
         return problem
     for name in MADE:  # so that what a reader has put beside it stays
         _remove(build / name)
-    if left := sorted(os.listdir(build)) if build.is_dir() else []:
-        print(f"{build} stays, for what no build has made: {', '.join(left)}")
-    elif build.is_dir() and not build.is_symlink():
-        build.rmdir()
+    if not _vacant(build):
+        take(build)
+        print(f"{build} stays, for what no build has made: {', '.join(sorted({*os.listdir(build)} - {MARK}))}")
+    elif build.is_dir():
+        _remove(build / MARK)
+        if not build.is_symlink():
+            build.rmdir()
     return ""
 
 
@@ -78,14 +82,17 @@ def set_up(folder: Path) -> str:
 
     Returns why a folder is refused.
     """
+    reason = ""
     if _around(folder, ROOT):
-        return f"VENV = '{folder}' is the folder of the book, or contains it: name a new or empty folder"
-    if not _vacant(folder) and not (folder / "pyvenv.cfg").is_file():
-        return f"VENV = '{folder}' is no virtual environment: name one, or a new or empty folder"
-    if _works(folder):
+        reason = "is the folder of the book, or contains it"
+    elif not _vacant(folder) and not (folder / "pyvenv.cfg").is_file():
+        reason = "is no virtual environment"
+    elif _works(folder):
         return ""
-    if not _vacant(folder) and not (folder / MARK).exists():
-        return f"VENV = '{folder}' does not work, and `make` has not made it: remove it, or name a new or empty folder"
+    elif not _vacant(folder) and not (folder / MARK).exists():
+        reason = "has no pip that works, and `make` has not made it"
+    if reason:
+        return f"VENV = '{folder}' {reason}: a new or empty folder is needed, or a virtual environment that works"
     take(folder)
     for name in {*os.listdir(folder)} - {MARK}:  # of an environment that this made and that does not work
         _remove(folder / name)

@@ -29,8 +29,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from lib.book import chapters
-from lib.book import folders
+from lib.book import chapters, folders
 from lib.book.chapters import BUILD, BadInput, Page, differences, sha, version
 from lib.data.files import atomically
 from lib.ledger.notes import read as read_notes

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from waiting import wait_for
 
 from lib.book import __main__ as command_line
-from lib.book import chapters, compose, kernels, run, site
+from lib.book import chapters, compose, folders, kernels, run, site
 from lib.ledger import declarations
 from lib.runs import devices
 
@@ -247,7 +247,9 @@ def test_what_a_chapter_reads_is_what_it_depends_on(book):
     book.run("execute", "--chapter", "part/two")
     assert "two" not in book.stale()
     key = run.noted(book.page("two"))["key"]
-    assert {"chapters/other/stored.npy", "chapters/other/deep"} == key["files"].keys() and {"MNIST"} == key["data"].keys()
+    assert {"chapters/other/stored.npy", "chapters/other/deep"} == key["files"].keys() and {"MNIST"} == key[
+        "data"
+    ].keys()
     for name in ("README.txt", "svhn/file", "MNIST-C/file"):
         book.write(f"data/{name}", "of no concern")
     assert "two" not in book.stale()
@@ -639,6 +641,7 @@ def test_the_command_line_starts_without_what_saying_what_is_stale_does_not_need
 def test_a_build_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, where):
     (tmp_path / "a file").touch()
     (tmp_path / "a folder in place of the lock" / ".lock").mkdir(parents=True)
+    folders.take(tmp_path / "a folder in place of the lock")
     monkeypatch.setattr(run, "BUILD", tmp_path / where)
     with pytest.raises(chapters.BadInput, match=f"{where} cannot be written to"), run.lock(print):
         pass

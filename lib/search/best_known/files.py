@@ -19,8 +19,10 @@ FOLDER = Path(__file__).resolve().parents[3] / "chapters" / "synthesis" / "best-
 #: A file's loss may differ from that of its matrices by at most this.
 TOLERANCE = 1e-9
 
-#: The classes and layers of the table with the squared loss. With cross-entropy: up to ten classes, and four layers.
-CLASSES, LAYERS = (*range(2, 11), 15), range(2, 7)
+#: The numbers of classes in the table; with cross-entropy those up to ten.
+CLASSES = (*range(2, 11), 15)
+#: The numbers of layers in the table; with cross-entropy those up to four.
+LAYERS = range(2, 7)
 
 _SCALARS = ("K", "L", "n", "lam", "kind", "loss", "how")
 
