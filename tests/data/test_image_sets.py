@@ -28,7 +28,6 @@ from lib.data import image_files, image_sets
 from lib.data.image_files import fetch
 from lib.data.image_sets import load, resolve
 from lib.data.vision import torchvision
-from lib.ledger import verdict
 
 CIFAR10, SVHN = torchvision.datasets.CIFAR10, torchvision.datasets.SVHN
 

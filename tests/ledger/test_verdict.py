@@ -64,7 +64,8 @@ def test_at_the_printed_settings_the_verdict_follows_from_kind_and_errata(kind, 
 def test_what_is_no_finite_number_contradicts_nobody_and_supports_nothing(value, errata):
     for relation in ({"value": 1.5, "abs": 9}, {"below": 9}, {"rounds_to": "1"}, {"predicts": "1"}, {"equals": 0}):
         for profile, kind in itertools.product(("laptop", "paper"), KINDS):
-            declaration = claim(kind=kind, expect={"a": {**relation, "printed": "1"}, "own": {"below": 0, "ours": True}})
+            expect = {"a": {**relation, "printed": "1"}, "own": {"below": 0, "ours": True}}
+            declaration = claim(kind=kind, expect=expect)
             assert verdict(declaration, {"a": value, "own": value}, profile, errata=errata) == "not run"
             own = {"a": 0 if "equals" in relation else 1.0, "own": value}
             assert verdict(declaration, {**own, "a": [1.0]} if "predicts" in relation else own, profile) != "not run"
