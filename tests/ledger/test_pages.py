@@ -103,7 +103,7 @@ def test_a_claim_has_one_verdict_that_of_the_largest_profile_with_where_it_comes
     head, seen, folded = row(record(BAD, profile="night"), dataset="mnist")
     assert 'data-verdict="reproduced"' in head and "It is so" in head and "ledger-fc-one" not in seen
     assert "⚠</span> this build: not reproduced</small>" in seen
-    assert "<small>paper profile, 2026-11-22, Card &lt;1&gt;; data: mnist</small>" in folded
+    assert ">paper profile, 2026-11-22, Card &lt;1&gt;; data: mnist</small>" in folded
     head, seen, folded = row(record(BAD, profile="paper"))
     assert 'data-verdict="not reproduced"' in head and "⚠" not in seen and "paper profile, this build" in folded
     head, seen, folded = row(record(dataset="digits"), outdated=["its code cells changed", "lib.search changed"])
