@@ -265,10 +265,8 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
 
     started = time.monotonic()
     key = page.key(parameters)
-    data = (
-        chapters.fingerprint(str(chapters.data_folder())) if "dataset" in page.declared else None
-    )  # before it is known what is read
-    unfinished = _unfinished(page, key | {"data": [key["data"], data]})
+    everything = str(chapters.data_folder()) if "dataset" in page.declared else ""  # since it may read any of it
+    unfinished = _unfinished(page, key | {"data": [key["data"], chapters.fingerprint(everything)]})
     running = BUILD / "running" / page.name
     running.mkdir(parents=True, exist_ok=True)
     source, result, log, notes = (running / name for name in ("source.ipynb", "executed.ipynb", "log", "notes"))
