@@ -170,6 +170,8 @@ def _rounded(value, expectation):
         return "exact to rounding"
     printed = expectation.get("rounds_to") or expectation.get("predicts") or ""
     digits = max(3, len(re.sub(r"^[-0.]*|\.", "", printed)) + 1)
+    if "predicts" in expectation and isinstance(value, list):
+        return " to ".join(_number(end, digits) for end in value)
     if is_number(value) and abs(value) < 1e6:
         digits = max(digits, len(f"{abs(value):.0f}"))  # 1235 rather than 1.23 × 10³
     return _number(value, digits)
@@ -205,6 +207,19 @@ def _part(expect, part):
     return {key: expect[key] for key in expect if parts[key] == part}
 
 
+def _telling(record, expect):
+    """The quantities that explain a verdict: those that decide against the claim (the first two), else the headline."""
+    judged = {key: each for key, each in expect.items() if not each.get("ours") and key in record["measured"]}
+    failing = [key for key in judged if met(judged[key], record["measured"][key]) is False]
+    return {key: expect[key] for key in failing[:2]} or _part(expect, "headline")
+
+
+def _stated(expectation):
+    """What stands in the paper beside a measured value, empty if nothing does."""
+    found = next((expectation[key] for key in ("printed", "rounds_to", "predicts") if key in expectation), None)
+    return "" if found is None else f"; paper: {_number(found)}"
+
+
 def _kind(verdict):
     """The kind of a verdict, which decides its colour."""
     return "reduced" if "seen at" in verdict else verdict.partition(":")[0].replace(" ", "-")
@@ -213,6 +228,6 @@ def _kind(verdict):
 _TEMPLATES = Environment(loader=PackageLoader("lib.ledger"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _TEMPLATES.globals.update(VERDICTS=VERDICTS, PAPERS=PAPERS, KINDS=KINDS, met=met, place_of=place_of)
 _TEMPLATES.filters.update(number=_number, digits=_digits, indexed=_indexed, zip=zip)
-_TEMPLATES.filters.update(words=_words, part=_part, kind=_kind, rounded=_rounded)
+_TEMPLATES.filters.update(words=_words, part=_part, kind=_kind, rounded=_rounded, telling=_telling, stated=_stated)
 _TEMPLATES.tests.update(disagreeing=_disagrees)
 PARTS = _TEMPLATES.get_template("parts.html").module  # the macros that other tables share, as functions

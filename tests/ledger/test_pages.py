@@ -134,6 +134,16 @@ def test_what_is_not_the_headline_is_folded_and_what_is_ours_stands_apart(files)
     assert "reproduced, settings ours" in before and "not reproduced" not in before and "not met" in ours
 
 
+def test_a_row_shows_what_decides_against_the_claim_before_its_headline(files):
+    expect = {"good": {"below": 9, "headline": True}, "worse": {"below": 0, "printed": "< 0"}}
+    files([claim(expect={**expect, "own": {"below": 0, "ours": True}})])
+    _, seen, folded = row(measured=dict.fromkeys([*expect, "own"], 1))
+    assert "<small>worse = 1; paper: &lt; 0</small>" in seen and "good" not in seen and "own" not in seen
+    assert "good = 1" in folded and "own = 1" in folded
+    _, seen, _ = row(measured={"good": 1, "worse": -1, "own": 1})
+    assert "good = 1" in seen and "worse" not in seen
+
+
 @pytest.mark.parametrize(
     ("expectation", "value", "expected"),
     [
@@ -142,8 +152,8 @@ def test_what_is_not_the_headline_is_folded_and_what_is_ours_stands_apart(files)
         ({"below": 1e-9}, 3.14159e-10, "3.14\u00a0×\u00a010⁻¹⁰"),
         ({"below": 0.1}, 5.551e-17, "5.55\u00a0×\u00a010⁻¹⁷"),
         ({"report": True}, 5.551e-17, "5.55\u00a0×\u00a010⁻¹⁷"),
-        ({"rounds_to": "1.42214"}, 1.422143, "1.422143"),
-        ({"predicts": "0.61"}, [0.60123, 0.62345], "0.601, 0.623"),
+        ({"rounds_to": "1.42214"}, 1.422143, "1.422143; paper: 1.42214"),
+        ({"predicts": "0.61"}, [0.60123, 0.62345], "0.601 to 0.623; paper: 0.61"),
         ({"above": 0}, 1234.56, "1235"),
     ],
 )
