@@ -153,7 +153,7 @@ def test_the_ledger_is_filtered_by_paper_kind_verdict_and_text(tab, address):
     tab.fill("#ledger-text", "LR-THM5 theorem")
     assert 0 < visible(tab) < 5
     assert tab.locator("#ledger-shown").inner_text() == f"{visible(tab)} of {everything} claims"
-    tab.fill("#ledger-text", "no claim says this")
+    tab.fill("#ledger-text", "no claim says abracadabra")
     assert visible(tab) == 0
     assert tab.problems == []
 
