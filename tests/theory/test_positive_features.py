@@ -29,10 +29,10 @@ def decays(N, alpha, fraction, share):
     return root * math.exp(share), root * math.exp(-share)
 
 
-def search(N, K, M, lam_w, lam_h, alpha, seed=0):
+def search(N, K, M, lam_w, lam_h, alpha, seed=0, starts=6):
     y, shapes = labels(N, K), [(N, M), (M, N * K)]
     risk = partial(layer_peeled, y=y, lam_w=lam_w, lam_h=lam_h, alpha=alpha)
-    return multistart(risk, shapes, 6, seed, (0.3, 1.0), lower=[None, 0.0])
+    return multistart(risk, shapes, starts, seed, (0.3, 1.0), lower=[None, 0.0])
 
 
 # The minimum ----------------------------------------------------------------------------------------------------------
@@ -42,7 +42,8 @@ def search(N, K, M, lam_w, lam_h, alpha, seed=0):
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(0, 2), smoothing, inside, shares, seeds)
 def test_a_search_with_bounds_ends_at_the_stated_minimum_in_a_configuration(N, K, extra, alpha, fraction, share, seed):
     lams = decays(N, alpha, fraction, share)
-    found = search(N, K, N + extra, *lams, alpha, seed=seed)
+    # a start may lose classes: with M = N = 4, six of them miss the minimum one time in nine
+    found = search(N, K, N + extra, *lams, alpha, seed=seed, starts=40)
     best = found.values.argmin()
     optimum = theory.optimal_norms(N, K, *lams, alpha)
     assert found.values[best].item() == pytest.approx(optimum.objective, abs=1e-10)
