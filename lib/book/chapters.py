@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import yaml
 
+from lib.ledger.notes import data_folder
 from lib.ledger.profiles import PROFILES, pick
 from lib.runs.store import program
 
@@ -294,11 +295,6 @@ def content(path: Path) -> str | None:
     if path.is_dir():
         return sha("\n".join(sorted(os.listdir(path))).encode())
     return sha(path.read_bytes()) if path.is_file() else None
-
-
-def data_folder() -> Path:
-    """The folder that the environment variable COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
-    return Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
 
 
 def data_read(names: Iterable[str], dataset: str | None, look: Callable[[str], str | None]) -> dict[str, str | None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 from pathlib import Path
 
 _CHAPTERS = Path(__file__).resolve().parents[2] / "chapters"
-_noted: set[tuple[str, str]] = set()
 
 
 def note(kind: str, **facts) -> None:
@@ -43,17 +43,21 @@ def read(path: str | os.PathLike) -> dict[str, list[dict]]:
     return by_kind
 
 
+def data_folder() -> Path:
+    """The folder that the environment variable COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
+    return Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
+
+
+@functools.cache
 def watch() -> None:
-    """From now on, note what this process reads that a result may depend on.
+    """From now on, note what this process reads that a result may depend on; called again, it does nothing.
 
     Files and listed folders below `chapters/`, but for the pages and declarations there, are noted as
     `{"file": path in the repository}`, each folder in the data folder of which anything is read as `{"data": name}`.
     Python tells of every file that is opened and every folder that is listed, so no reader can forget to say so.
     """
-    if "watched" not in {kind for kind, _ in _noted}:
-        _noted.add(("watched", ""))
-        data = Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book")).absolute()
-        sys.addaudithook(lambda event, arguments: _read(event, arguments, data))
+    data = data_folder().absolute()
+    sys.addaudithook(lambda event, arguments: _read(event, arguments, data))
 
 
 def _read(event: str, arguments: tuple, data: Path) -> None:
@@ -66,7 +70,6 @@ def _read(event: str, arguments: tuple, data: Path) -> None:
         _note_once("file", path.relative_to(_CHAPTERS.parent).as_posix())
 
 
+@functools.cache
 def _note_once(what: str, name: str) -> None:
-    if (what, name) not in _noted:
-        _noted.add((what, name))
-        note("read", **{what: name})
+    note("read", **{what: name})
