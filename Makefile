@@ -15,9 +15,12 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-# A value that is given goes into the environment as it is, where commands find it: make would expand it, a shell run it.
-given := $(foreach name,PROFILE CHAPTER DEVICE SEED JOBS OLD DATA TESTS BENCH LAB VENV PYTHON BOOK_BUILD,\
-  $(if $(filter command environment file,$(origin $(name))),$(name)))
+# A value goes into the environment as it is, where commands find it: make would expand it, a shell run it. PROFILE and
+# the like count on the command line alone, and become BOOK_PROFILE: a shell may have a variable of that name.
+options := PROFILE CHAPTER DEVICE SEED JOBS OLD DATA TESTS BENCH LAB
+$(foreach name,$(options),$(if $(filter command,$(origin $(name))),$(eval override BOOK_$(name) := $$(value $(name)))))
+given := $(foreach name,VENV PYTHON BOOK_BUILD $(options) $(options:%=BOOK_%),\
+  $(if $(filter command environment file override,$(origin $(name))),$(name)))
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
 $(if $(filter 1,$(words $(VENV))),,$(error VENV = '$(VENV)': a folder whose name has no space is needed))
 
@@ -35,26 +38,26 @@ publish pdf claims diff status record: $(VENV)/.ready
 	@$(python) -m lib.book $@
 
 data: $(VENV)/.ready
-	@$(python) -m lib.data.image_files fetch $$DATA
+	@$(python) -m lib.data.image_files fetch $$BOOK_DATA
 
 test: $(VENV)/.ready
-	@$(python) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $$TESTS
+	@$(python) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $$BOOK_TESTS
 
 bench: $(VENV)/.ready
-	@$(python) -m bench $$BENCH
+	@$(python) -m bench $$BOOK_BENCH
 
 lint: $(VENV)/.ready
-	@$(python) -m ruff check . && $(python) -m ruff format --check .
+	@$(python) -m ruff check . && $(python) -m ruff format --check . && "$$VENV"/bin/lint-imports --no-cache
 
 lab: $(VENV)/.ready-lab
 	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab \
-	  --ContentsManager.pre_save_hook=lib.book.lab.keep_form $$LAB chapters
+	  --ContentsManager.pre_save_hook=lib.book.lab.keep_form $$BOOK_LAB chapters
 
 # In a folder of its own, which is new; with the oldest Python, since its pins are to be there for every later one.
 constraints:
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && "$$PYTHON" -m venv "$$scratch"/venv && \
 	"$$scratch"/venv/bin/python -m pip install --disable-pip-version-check -r requirements-lab.txt && \
-	"$$scratch"/venv/bin/python -m pip freeze --all --exclude pip >"$$scratch"/packages && { \
+	"$$scratch"/venv/bin/python -m pip freeze --all --exclude pip --exclude-editable >"$$scratch"/packages && { \
 	  echo '# What the packages of requirements.txt and requirements-lab.txt bring along; `make constraints` writes it.'; \
 	  sed 's/+.*//' "$$scratch"/packages; } >$@.txt
 

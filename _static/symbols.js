@@ -1,4 +1,4 @@
-// The box that says what the symbols of a formula mean, there and in the other papers (lib/book/symbols.py): for the
+// The box that says what the symbols of a formula mean, there and in the other papers (lib/book/site/symbols.py): for the
 // pointer, a tap and the keyboard; Escape closes it. Without JavaScript there is none, and the introduction has the table.
 document.addEventListener("DOMContentLoaded", () => {
   const article = document.querySelector("article.bd-article");

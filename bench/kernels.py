@@ -22,13 +22,13 @@ from rich.table import Table
 
 from bench.cost import operations, rates, seconds
 from bench.solver import LAM, N_SPL, N_W, D, K, L, _plain_sgd
-from lib.data.files import atomically
+from lib.book.atomic import atomically
+from lib.book.kernel.devices import name as name_of
 from lib.data.sentences import sentence_task
 from lib.models.losses import label_smoothing, squared_error
 from lib.models.networks import mlp, resnet18, resnet20
 from lib.models.sentences import initial_weights
 from lib.models.unconstrained import labels, one_hot, scores
-from lib.runs.devices import name as name_of
 from lib.training import perceptrons, resnets
 from lib.training.cuda_graphs import rounding_to_tf32
 from lib.training.sentences import SentenceSGD, sentence_sgd

@@ -23,10 +23,10 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from lib import metrics
-from lib.data.files import atomically
-from lib.metrics import ClassStatistics, Tracker, formulas
-from lib.runs.devices import name as name_of
+import collapsemetrics as metrics
+from collapsemetrics import ClassStatistics, Tracker, formulas
+from lib.book.atomic import atomically
+from lib.book.kernel.devices import name as name_of
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "chapters" / "synthesis" / "own-network" / "peers.json"

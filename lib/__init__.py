@@ -3,6 +3,6 @@
 import os
 
 if os.environ.get("COLLAPSE_NOTES"):  # in a kernel of a build, or a process that it has started
-    from lib.ledger import notes
+    from lib.book.kernel import notes
 
     notes.watch()

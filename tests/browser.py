@@ -2,7 +2,7 @@
 
 from urllib.parse import urlparse
 
-from lib.book import chapters
+from lib.book import page as chapters
 
 PAGES = [page.name for page in chapters.pages()]
 CHAPTERS = [page.name for page in chapters.chapters()]

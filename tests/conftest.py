@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lib.book.chapters import ROOT
+from lib.book.folders import ROOT
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the processes share the cores
 

@@ -10,11 +10,13 @@ import sys
 
 import nbformat
 import yaml
-from one_claim import claim
 
-from lib.book import run
-from lib.book.chapters import ROOT, Page, chapters
-from lib.ledger import claims
+from lib.book import execute as run
+from lib.book import inputs
+from lib.book.folders import ROOT
+from lib.book.ledger import claims
+from lib.book.page import Page, chapters
+from one_claim import claim
 
 HEADER = """---
 jupytext:
@@ -24,9 +26,9 @@ kernelspec: {display_name: Python 3, language: python, name: python3}
 ---
 """
 CLAIM = claim(statement="It is 42.", data=["mnist"], expect={"x": {"value": 42, "abs": 1}, "note": {"report": True}})
-MEASURE = """from lib.ledger import claims
+MEASURE = """from lib.book.ledger import claims
 from lib.helper import answer
-ledger = claims.open("feature-collapse", profile=profile)
+ledger = claims.Ledger("feature-collapse", profile=profile)
 ledger.check("fc-one", measured={"x": answer(), "note": [1, 2]})
 if profile == "smoke":
     ledger.check("fc-two", measured={"x": 41, "note": []})
@@ -103,7 +105,7 @@ class Book:
         if name == "one":
             shown = ({claims.MIME: one} for one in measured)
             notebook.cells[-1].outputs = [nbformat.v4.new_output("display_data", data=data) for data in shown]
-        key = json.loads(json.dumps(page.key({"profile": profile, "device": "cuda"})))
+        key = json.loads(json.dumps(inputs.key(page, {"profile": profile, "device": "cuda"})))
         noted = {"chapter": page.name, "key": key, "seconds": 9.5, "finished": "2026-11-22T10:00:00+00:00"}
         noted |= {"machine": MACHINE, "data": DATA, "resumed": 0, **facts}
         notebook.metadata["book"] = {key: value for key, value in noted.items() if key not in without}
@@ -121,7 +123,7 @@ class Book:
         halves = shutil.ignore_patterns("*.pyc.*")  # which another process may be writing
         shutil.copytree(ROOT / "lib", self.root / "lib", dirs_exist_ok=True, ignore=halves)
         (self.root / "_static").mkdir()
-        for name in ("_config.yml", "CITATION.cff", "_static/favicon.svg"):
+        for name in ("_config.yml", "CITATION.cff", "chapters/papers.yml", "_static/favicon.svg"):
             shutil.copy(ROOT / name, self.root / name)
         return self
 

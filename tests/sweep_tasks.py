@@ -53,7 +53,6 @@ def objective(trial):
 
 if __name__ == "__main__":  # sweep_tasks.py run|search <arguments of the call as JSON>
     import sweep_tasks  # whose functions are called `sweep_tasks.*` and not `__main__.*`, here as in the test
-
     from lib.runs import hyperparameters, sweep
 
     if sys.argv[1] == "run":

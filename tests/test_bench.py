@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench import cost, kernels
-from lib.book.chapters import ROOT
+from lib.book.folders import ROOT
 
 
 @pytest.mark.parametrize(("function", "expected"), [

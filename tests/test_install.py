@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from lib.book.chapters import ROOT
+from lib.book.folders import ROOT
 
 SAMPLES = """
 import sys, torch
@@ -61,7 +61,7 @@ def run(program, installed, folder):
 
 
 def test_the_wheel_holds_what_measures_and_nothing_else(installed):
-    ours = {path.name for path in (ROOT / "lib" / "metrics").glob("*.py")}
+    ours = {path.name for path in (ROOT / "lib" / "collapsemetrics").glob("*.py")}
     assert {path.name for path in (installed / "collapsemetrics").iterdir()} == ours
     assert not (installed / "lib").exists()
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from made_up import ROOT
 from rich.console import Console
 
 from lib.book import __main__ as command_line
-from lib.book import chapters, folders, run
+from lib.book import execute as run
+from lib.book import folders
+from made_up import ROOT
 
 COMMANDS = {
     "book": ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS"), "status": ("CHAPTER", "BOOK_BUILD"),
@@ -80,9 +81,15 @@ def make(folder, *arguments, status=0, **environment):
 
 @pytest.mark.parametrize(("target", "name"), [(target, name) for target, names in COMMANDS.items() for name in names])
 def test_no_value_is_run(folder, target, name):
-    for output in (make(folder, target, f"{name}={HOSTILE}"), make(folder, target, **{name: HOSTILE})):
-        assert f"{name}={HOSTILE}" in output.splitlines()
+    shown = name if name == "BOOK_BUILD" else f"BOOK_{name}"
+    for output in (make(folder, target, f"{name}={HOSTILE}"), make(folder, target, **{shown: HOSTILE})):
+        assert f"{shown}={HOSTILE}" in output.splitlines()
     assert not (folder / "struck").exists()
+
+
+def test_variables_that_a_shell_has_for_something_else_change_nothing(folder):
+    output = make(folder, "book", **dict.fromkeys(COMMANDS["book"], "7")).splitlines()
+    assert not [line for name in COMMANDS["book"] for line in output if line.startswith(f"BOOK_{name}=")]
 
 
 @pytest.mark.parametrize("value", ["", "two words", HOSTILE])
@@ -93,8 +100,8 @@ def test_an_environment_is_a_folder_without_spaces(folder, value):
 
 @pytest.mark.parametrize("name", COMMANDS["book"])
 def test_a_value_that_is_given_and_empty_is_refused(folder, monkeypatch, said, name):
-    assert f"{name}=" in make(folder, "book", f"{name}=").splitlines()
-    monkeypatch.setenv(name, "")
+    assert f"BOOK_{name}=" in make(folder, "book", f"{name}=").splitlines()
+    monkeypatch.setenv(f"BOOK_{name}", "")
     assert command_line.app(["status"], standalone_mode=False) == 2
     assert f"{name} is given and empty" in said.getvalue()
 
@@ -103,7 +110,7 @@ def test_the_values_in_the_environment_are_those_of_the_options(monkeypatch):
     monkeypatch.setattr(command_line, "_settings", lambda *given: pytest.fail(f"{given}"))
     values = {"PROFILE": "smoke", "CHAPTER": "x", "DEVICE": "cpu", "SEED": "3", "JOBS": "2"}
     for name, value in values.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(f"BOOK_{name}", value)
     with pytest.raises(pytest.fail.Exception, match="'smoke', 'x', 'cpu', 3, 2"):
         command_line.app(["execute"], standalone_mode=False)
 
@@ -231,8 +238,8 @@ def test_cleaning_a_folder_that_is_not_the_books_is_refused_and_nothing_is_lost(
 
 
 def test_the_settings_of_the_user_for_matplotlib_do_not_reach_the_chapters(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "BUILD", tmp_path / "_build")
+    monkeypatch.setattr(folders, "BUILD", tmp_path / "_build")
     monkeypatch.setattr(os, "environ", {**os.environ, "MATPLOTLIBRC": "mine", "MPLCONFIGDIR": "mine"})
     monkeypatch.chdir(tmp_path)
-    run._prepare_environment(chapters.ROOT, 1)
+    run._prepare_environment(folders.ROOT, 1)
     assert "MATPLOTLIBRC" not in os.environ and os.environ["MPLCONFIGDIR"].startswith(str(tmp_path / "_build"))

@@ -16,7 +16,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from lib.book.chapters import ROOT, chapters
+from lib.book.folders import ROOT
+from lib.book.page import chapters
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"].values()
@@ -29,8 +30,9 @@ def name_of(requirement):
 
 
 def pinned(file):
-    """{package: version} of a file in which every line is a package and its one version, or a comment."""
+    """{package: version} of a file in which every line is a package and its one version, a comment, or this folder."""
     lines = [line.partition("#")[0].strip() for line in (ROOT / file).read_text("utf8").splitlines()]
+    lines = [line for line in lines if line != "--editable ."]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if line), file
     wanted = [Requirement(line) for line in lines if line]
     pins = {name_of(pin): str(pin.specifier).removeprefix("==") for pin in wanted}

@@ -1,6 +1,7 @@
 """The pipeline of the book: chapters in Markdown become executed notebooks, and these become one site.
 
-`lib.book.chapters` finds the chapters and decides which are stale, `lib.book.run` executes them, `lib.book.compose`
-makes pages of prose and results, `lib.book.site` publishes them. The command line is `python -m lib.book --help`.
+`page` reads the table of contents and the pages, `inputs` says which chapters are stale, `execute` runs them, `ledger`
+judges what they measured, `site` makes one site of it, and `records` keeps what larger profiles measured. A running
+chapter calls `kernel`. The command line is `python -m lib.book --help`.
 Everything that is written goes below `_build` (or the folder that the environment variable BOOK_BUILD names).
 """

@@ -16,9 +16,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lib.book import chapters, run
-from lib.ledger.profiles import PROFILES
-from lib.runs import devices
+from lib.book import execute as run
+from lib.book import folders
+from lib.book import page as chapters
+from lib.book.kernel import devices
+from lib.book.kernel.profiles import PROFILES
 
 # The modules that make pages and judge claims load Jinja, nbformat and others, so the commands import them on demand.
 
@@ -28,17 +30,17 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
-VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # environment variables: what `make` was given
-Profile = Annotated[Literal[PROFILES], typer.Option(envvar="PROFILE", help="How much is computed.")]
-Chapter = Annotated[str, typer.Option(envvar="CHAPTER", help="Paths or globs, commas between; else all chapters.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="DEVICE", help="Where it is computed.")]
-Seed = Annotated[int | None, typer.Option(envvar="SEED", min=0, max=2**62 - 1, help="Else each chapter's own.")]
+VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # what `make` was given, in BOOK_PROFILE, ...
+Profile = Annotated[Literal[PROFILES], typer.Option(envvar="BOOK_PROFILE", help="How much is computed.")]
+Chapter = Annotated[str, typer.Option(envvar="BOOK_CHAPTER", help="Paths or globs, commas between; else all chapters.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="BOOK_DEVICE", help="Where it is computed.")]
+Seed = Annotated[int | None, typer.Option(envvar="BOOK_SEED", min=0, max=2**62 - 1, help="Else each chapter's own.")]
 Jobs = Annotated[int | None, typer.Option(
-    envvar="JOBS", min=1,
+    envvar="BOOK_JOBS", min=1,
     help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
     f"each: by default one for each core, and at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
 )]  # fmt: skip
-Old = Annotated[str, typer.Option(envvar="OLD", help="An older claims.json; else that of the last release.")]
+Old = Annotated[str, typer.Option(envvar="BOOK_OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
 
 
@@ -50,7 +52,7 @@ def command(function):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             for name in VARIABLES:
-                if os.environ.get(name) == "":
+                if os.environ.get(f"BOOK_{name}") == "":
                     raise chapters.BadInput(f"{name} is given and empty: leave it out, or say what it is")
             status = function(**options)
         except (chapters.BadInput, chapters.SiteError) as error:
@@ -69,7 +71,7 @@ def command(function):
 def build(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
           jobs: Jobs = None, force: Force = False):  # fmt: skip
     """Execute the stale chapters and publish the site."""
-    from lib.book import site
+    from lib.book.site import publish as site
 
     started = time.monotonic()
     selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
@@ -102,7 +104,7 @@ def execute(profile: Profile = "laptop", chapter: Chapter = "", device: Device =
 @command
 def publish():
     """Build the site from the chapters as they were last executed."""
-    from lib.book import site
+    from lib.book.site import publish as site
 
     _validate_claims()
     with run.lock(console.print), console.status("building the site"):
@@ -113,9 +115,9 @@ def publish():
 @command
 def pdf():
     """Print the published site into one file, and a poster; the site's first page then offers both."""
-    from lib.book.pdf import NAME, publish
+    from lib.book.site.pdf import NAME, publish
 
-    html = chapters.BUILD / "html"
+    html = folders.BUILD / "html"
     with run.lock(console.print), console.status("printing the book"):
         sheets = publish(html)
     console.print(f"{sheets} pages: {html / NAME}")
@@ -135,7 +137,9 @@ def status(profile: Profile = "laptop", chapter: Chapter = "", device: Device = 
 @command
 def claims():
     """Write claims.json from the chapters as they were last executed, and print its summary."""
-    from lib.book import compose, records, site
+    from lib.book import records
+    from lib.book.site import compose
+    from lib.book.site import publish as site
 
     _validate_claims()
     with run.lock(console.print):
@@ -145,15 +149,15 @@ def claims():
         table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
     console.print(table)
     console.print(f"{len(rows)} claims: {_tally(rows)}")
-    console.print(str(chapters.BUILD / "claims.json"))
+    console.print(str(folders.BUILD / "claims.json"))
 
 
 @command
 def diff(old: Old = ""):
     """Say which verdicts and values changed since an older claims.json, or since the last release."""
-    from lib.book.changes import RELEASE, changes
+    from lib.book.site.changes import RELEASE, changes
 
-    for line in changes(Path(old or chapters.ROOT / RELEASE), chapters.BUILD / "claims.json"):
+    for line in changes(Path(old or folders.ROOT / RELEASE), folders.BUILD / "claims.json"):
         console.print(line)
 
 
@@ -192,8 +196,8 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
     their section. A build of some chapters does not check the errata of all, and the command that makes a damaged
     record anew does not check the existing records first."""
     from lib.book import records
-    from lib.ledger import claims as ledger
-    from lib.ledger import errata
+    from lib.book.ledger import claims as ledger
+    from lib.book.ledger import errata
 
     try:
         if recorded:
@@ -208,7 +212,7 @@ def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
 
 def _report(outcomes: list[run.Outcome]) -> int:
     """Print one line per chapter, then what failed; returns the exit status."""
-    from lib.book import compose
+    from lib.book.site import compose
 
     table = Table("chapter", "state", "time", "claims", box=None)
     for outcome in outcomes:

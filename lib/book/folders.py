@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
 MARK = ".how-representations-collapse"
 # Where a build deletes or replaces files, and all that lies in a build folder.
 REPLACED = ("doctrees", "executed", "failed", "running", "sites", "source", "unfinished")
@@ -117,7 +118,6 @@ def _remove(path: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        named = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
-        sys.exit((clean(named) if sys.argv[1] == "clean" else set_up(Path(sys.argv[2]))) or None)
+        sys.exit((clean(BUILD) if sys.argv[1] == "clean" else set_up(Path(sys.argv[2]))) or None)
     except OSError as error:
         sys.exit(str(error))

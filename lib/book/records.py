@@ -11,12 +11,14 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from lib.book.chapters import ROOT, BadInput, Page, chapters, differences
-from lib.book.run import checksum, executed_notebook, noted
+from lib.book import inputs
+from lib.book.atomic import atomically
+from lib.book.execute import checksum, executed_notebook, noted
+from lib.book.folders import ROOT
+from lib.book.ledger import claims, declarations
+from lib.book.ledger.tables import PARTS, table
+from lib.book.page import BadInput, Page, chapters
 from lib.checks import nearest
-from lib.data.files import atomically
-from lib.ledger import claims, declarations
-from lib.ledger.pages import PARTS, table
 
 FORMAT = 1
 RECORDED = ("night", "paper")
@@ -65,7 +67,9 @@ def _better(taken: dict, page: Page, root: Path) -> str:
     except ValueError:  # absent or damaged: to be made anew
         return ""
     old, new = ((RECORDED.index(one["profile"]), one["machine"]["device"] != "cpu") for one in (kept, taken))
-    better = old > new and not differences(kept["hashes"], page.hashes(kept["profile"], kept["hashes"]["files"]))
+    better = old > new and not inputs.differences(
+        kept["hashes"], inputs.hashes(page, kept["profile"], kept["hashes"]["files"])
+    )
     return f"at {kept['profile']} on {kept['machine']['name']}" if better else ""
 
 
@@ -74,7 +78,7 @@ def take(page: Page) -> dict:
     about = noted(page)
     profile = about["key"]["parameters"]["profile"]
     hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
-    if reasons := differences(hashes, page.hashes(profile, hashes["files"])):
+    if reasons := inputs.differences(hashes, inputs.hashes(page, profile, hashes["files"])):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
     try:
         measured = [claims.judge(shown[claims.MIME]) for shown in claims.collect(executed_notebook(page))]
@@ -112,7 +116,7 @@ def read(root: Path = ROOT) -> dict[str, dict]:
     for kept in check(root):
         reasons = ["its chapter is not in the book any more"]
         if page := known.get(kept["chapter"]):
-            reasons = differences(kept["hashes"], page.hashes(kept["profile"], kept["hashes"]["files"]))
+            reasons = inputs.differences(kept["hashes"], inputs.hashes(page, kept["profile"], kept["hashes"]["files"]))
         about = {part: kept[part] for part in ("chapter", "profile", "finished", "machine")}
         for claim in kept["claims"]:
             record = {**claim, **about, "outdated": [*reasons]}
@@ -178,7 +182,7 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
         f"one of `night`, {cards} of them of a run on a GPU. The other {len(declared) - len(current)} are judged by "
         "the build at hand alone."
     ]
-    for paper, title in declarations.PAPERS.items():
+    for paper, title in declarations.NAMES.items():
         rows: dict[tuple[Page, str], list[str]] = {}
         for page, name in ((page, name) for page in everything for name in places if places[name] == page.path):
             if declared[name]["paper"] == paper:

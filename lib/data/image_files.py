@@ -35,9 +35,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lib.book.kernel.notes import note
 from lib.checks import one_of
 from lib.data.vision import torchvision
-from lib.ledger.notes import note
 
 #: What each set, by name, is called in a sentence.
 TITLES = {

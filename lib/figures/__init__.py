@@ -1,7 +1,7 @@
 """The look of the book's figures: one style, one palette, and the few drawings that several chapters share.
 
 Figures are SVG with a transparent background and grey text, legible on a white page and on a dark one; in the site
-their text takes the colour of the page (`lib.book.assets`).
+their text takes the colour of the page (`lib.book.site.assets`).
 A figure function takes data and an axis and returns the axis.
 """
 

@@ -1,7 +1,7 @@
 r"""Unconstrained features models: the features are free variables (Tirer & Bruna, equations 3-5, 14, 23, 24).
 
 As in the paper, features are columns, `H: (..., d, N)`, and weights act from the left; `Ws = [W_1, ..., W_L]` lists
-them from the features to the scores. Leading dimensions are runs. :mod:`lib.metrics` expects rows: pass it `H.mT`.
+them from the features to the scores. Leading dimensions are runs. :mod:`collapsemetrics` expects rows: pass it `H.mT`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import joblib
 import numpy as np
 import torch
 
-from lib.ledger.notes import note
+from lib.book.kernel.notes import note
 from lib.runs import store
 from lib.runs.processes import side_by_side
 

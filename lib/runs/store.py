@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import tempfile
-import textwrap
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lib.data.files import atomically
+from lib.book.atomic import atomically
 
 
 def keys(asked: Iterable, what: str) -> list[str]:
@@ -76,32 +74,6 @@ def finished(folder: str | Path, keys: Iterable[str]) -> dict[str, dict]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             warnings.warn(f"{path} is damaged ({error}); its run is made again", stacklevel=3)
     return found
-
-
-def program(source: str) -> str:
-    """What a source text does, as JSON: without its docstrings, comments and layout, and the same for every version of
-    Python. Broken code comes back as it is.
-
-    >>> program("def f(x):\\n    'Twice x.'\\n    return 2*x  # doubled") == program("def f(x): return 2 * x")
-    True
-    """
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:
-        return source
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
-    return json.dumps(_shape(tree))
-
-
-def _shape(node):
-    """A syntax tree as lists; empty fields are left out, since versions of Python differ in those."""
-    if isinstance(node, ast.AST):
-        fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
-        return [type(node).__name__, *(field for field in fields if field[1] not in ("None", []))]
-    return [_shape(item) for item in node] if isinstance(node, list) else repr(node)
 
 
 def _hash(value) -> str:

@@ -30,8 +30,9 @@ from pathlib import Path
 
 import joblib
 
+from lib.book.inputs import program
+from lib.book.kernel.devices import one_thread
 from lib.runs import store
-from lib.runs.devices import one_thread
 from lib.runs.processes import side_by_side
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +155,7 @@ def version_of(*code) -> str:
     >>> version_of(run) == version_of(run), version_of(run) == version_of(run, asked_for)
     (True, False)
     """
-    return hashlib.sha256("\0".join(store.program(inspect.getsource(part)) for part in code).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(program(inspect.getsource(part)) for part in code).encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------------------------------ where runs run

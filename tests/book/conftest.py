@@ -7,20 +7,20 @@ import shutil
 import threading
 
 import pytest
-from browser import opened
-from made_up import Book
 
-from lib.book import run, site
-from lib.book.pdf import BROWSERS
-from lib.ledger import declarations
+from browser import opened
+from lib.book import folders
+from lib.book.ledger import declarations
+from lib.book.site.pdf import BROWSERS
+from made_up import Book
 
 
 @pytest.fixture
 def book(tmp_path, monkeypatch):
     monkeypatch.setattr(declarations, "CLAIMS", tmp_path / "chapters" / "claims.yml")
     monkeypatch.setattr(declarations, "ERRATA", tmp_path / "chapters" / "errata.yml")
-    monkeypatch.setattr(run, "BUILD", tmp_path / "_build")
-    monkeypatch.setattr(site, "BUILD", tmp_path / "_build")
+    monkeypatch.setattr(folders, "BUILD", tmp_path / "_build")
+    monkeypatch.setattr(folders, "BUILD", tmp_path / "_build")
     monkeypatch.setenv("COLLAPSE_DATA", str(tmp_path / "data"))
     return Book(tmp_path)
 

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from lib.book import __main__ as command_line
-from lib.book import changes, chapters
-from lib.ledger import declarations
+from lib.book import folders
+from lib.book.ledger import declarations
+from lib.book.site import changes
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def diff(tmp_path, monkeypatch):
     def of(old, new, path=tmp_path / "old.json"):
         console = Console(file=io.StringIO(), soft_wrap=True, highlight=False, markup=False)
         monkeypatch.setattr(command_line, "console", console)
-        monkeypatch.setattr(chapters, "BUILD", tmp_path)
+        monkeypatch.setattr(folders, "BUILD", tmp_path)
         for file, content in ((tmp_path / "old.json", old), (tmp_path / "claims.json", new)):
             file.write_text(content if isinstance(content, str) else json.dumps(content))
         status = command_line.app(["diff", "--old", str(path)], standalone_mode=False)
@@ -65,7 +66,7 @@ def test_a_file_that_no_build_wrote_is_said_in_one_sentence(diff, content):
 def test_a_file_that_is_not_there_is_named_and_without_one_it_is_that_of_the_last_release(diff, tmp_path):
     status, (line,) = diff([], [], tmp_path / "none")
     assert status == 2 and f"{tmp_path}/none" in line and "No such file" in line
-    released = json.loads((chapters.ROOT / changes.RELEASE).read_bytes())
+    released = json.loads((folders.ROOT / changes.RELEASE).read_bytes())
     assert diff([], released, "") == (0, [f"0 of {len(released)} claims changed, 0 added, 0 removed"])
 
 

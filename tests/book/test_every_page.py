@@ -5,6 +5,7 @@ import gzip
 from urllib.parse import unquote, urlparse
 
 import pytest
+
 from browser import CHAPTERS, PAGES, axe, hosts, opened, typeset
 
 # what is wider than the page and not in a box that scrolls, and by how much the page can be scrolled

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lib.book import chapters
+from lib.book import page as chapters
 
 ANSWERS = [(page.name, name) for page in chapters.chapters()
            for name in re.findall(r'answers\.answering\(\s*"([\w-]+)"', page.text)]  # fmt: skip

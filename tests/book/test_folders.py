@@ -7,7 +7,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lib.book import __main__ as command_line
-from lib.book import chapters, folders, kernels, run, site
+from lib.book import execute as run
+from lib.book import folders, forks, inputs
+from lib.book import page as chapters
+from lib.book.site import publish as site
 
 WRITING = ("build", "execute", "publish", "pdf", "claims", "record")
 
@@ -36,10 +39,10 @@ def build(tmp_path, letters):
         if kind == "somebody's":
             return letters
         if kind == "the checkout":
-            return chapters.ROOT
+            return folders.ROOT
         if kind == "around the checkout":
-            return chapters.ROOT.parent
-        (link := tmp_path / "a link").symlink_to(chapters.ROOT if kind == "a link to the checkout" else letters)
+            return folders.ROOT.parent
+        (link := tmp_path / "a link").symlink_to(folders.ROOT if kind == "a link to the checkout" else letters)
         if kind.startswith("a link"):
             return link
         made = tmp_path / "made"
@@ -57,7 +60,7 @@ KINDS = ("somebody's", "the checkout", "around the checkout", "a link to somebod
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_that_is_not_the_books_is_refused_in_one_sentence(build, monkeypatch, kind):
     folder = build(kind)
-    monkeypatch.setattr(run, "BUILD", folder)
+    monkeypatch.setattr(folders, "BUILD", folder)
     before = {path.name for path in folder.iterdir()}
     allowed = "a new or empty folder is needed, or one that a build has made$"
     with pytest.raises(chapters.BadInput, match=f"^BOOK_BUILD = '{folder}' .*: {allowed}"), run.lock(print):
@@ -70,7 +73,7 @@ def test_every_command_that_writes_refuses_it_before_any_work(letters, monkeypat
     said = io.StringIO()
     monkeypatch.setattr(command_line, "console", Console(file=said, width=1000))
     monkeypatch.setattr(command_line, "_validate_claims", lambda **_: None)
-    monkeypatch.setattr(run, "BUILD", letters)
+    monkeypatch.setattr(folders, "BUILD", letters)
     assert CliRunner().invoke(command_line.app, [name]).exit_code == 2
     assert "holds what no build has made" in said.getvalue()
 
@@ -87,7 +90,7 @@ def test_a_folder_that_is_the_books_is_taken_and_marked(tmp_path, monkeypatch, k
     if kind == "of an older version":
         (folder / ".lock").touch()
         (folder / "executed").mkdir()
-    monkeypatch.setattr(run, "BUILD", folder)
+    monkeypatch.setattr(folders, "BUILD", folder)
     for _ in range(2):
         with run.lock(print):
             assert (folder / folders.MARK).exists()
@@ -138,8 +141,8 @@ def test_what_a_link_left_by_a_killed_build_leads_to_stays(book, letters, monkey
     unfinished = run._unfinished
     monkeypatch.setattr(run, "_unfinished", full)
     monkeypatch.setattr(run, "_prepare_environment", lambda *_: None)
-    monkeypatch.setattr(kernels, "prepare", lambda *_: None)
-    now = unfinished(book.page("two"), book.page("two").key({})).name
+    monkeypatch.setattr(forks, "prepare", lambda *_: None)
+    now = unfinished(book.page("two"), inputs.key(book.page("two"), {})).name
     older = book.build / "unfinished" / f"{now.rpartition('-')[0]}-0"
     for place in (book.build / "running", older):
         place.mkdir(parents=True)
@@ -149,7 +152,7 @@ def test_what_a_link_left_by_a_killed_build_leads_to_stays(book, letters, monkey
 
 
 def test_the_finished_runs_of_other_chapters_stay_whatever_a_chapter_is_called(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "BUILD", tmp_path)
+    monkeypatch.setattr(folders, "BUILD", tmp_path)
     key = {"parameters": {}, "code": "1"}
     other = run._unfinished(chapters.Page("chapters/one"), key)
     other.mkdir(parents=True)

@@ -11,11 +11,11 @@ import sys
 import jupytext
 import nbformat
 import pytest
-from browser import PAGES
-from waiting import wait_for
 
-from lib.book.chapters import ROOT
+from browser import PAGES
+from lib.book.folders import ROOT
 from lib.book.lab import merged
+from waiting import wait_for
 
 CHAPTER = "low-rank-bias/dufm.md"
 

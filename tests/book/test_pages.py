@@ -9,12 +9,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from browser import CHAPTERS, PAGES
 from bs4 import BeautifulSoup
 from bs4.element import PreformattedString
 
-from lib.book import chapters
-from lib.ledger import declarations
+from browser import CHAPTERS, PAGES
+from lib.book import folders
+from lib.book import page as chapters
+from lib.book.ledger import declarations
 
 BIBLIOGRAPHY = "chapters/back/bibliography"
 INLINE = {"a", "b", "em", "i", "span", "strong", "sub", "sup"}
@@ -249,7 +250,7 @@ def is_known(word, dictionary):
 
 
 def test_the_prose_is_spelt_as_the_dictionary_and_the_list_of_the_books_own_words_say(article, dictionary):
-    own = (chapters.ROOT / "tests" / "book" / "words.txt").read_text(encoding="utf8").split()
+    own = (folders.ROOT / "tests" / "book" / "words.txt").read_text(encoding="utf8").split()
     assert own == sorted(set(own), key=lambda word: (word.lower(), word)), "the list is sorted, each word once"
     unknown, seen = {}, set()
     for name in PAGES:
@@ -274,7 +275,7 @@ QUOTED = r"[\"']([^\"']+)[\"']"
 
 def keywords(page):
     """(name, value) of everything that the code of a chapter passes by name, also through a dictionary."""
-    for node in (node for cell in page.code for node in ast.walk(chapters._parse(cell.source))):
+    for node in (node for cell in page.code for node in ast.walk(chapters.parsed(cell.source))):
         if isinstance(node, ast.Call):
             yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
         elif isinstance(node, ast.Dict):

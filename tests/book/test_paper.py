@@ -8,8 +8,9 @@ import warnings
 import pytest
 import torch
 
-from lib.book import chapters
-from lib.ledger import profiles
+from lib.book import folders
+from lib.book import page as chapters
+from lib.book.kernel import profiles
 
 CHAPTERS = chapters.chapters()
 
@@ -41,7 +42,7 @@ def is_allowed(node, parent):
     if isinstance(parent, ast.Compare):
         return [ast.unparse(part) for part in (parent.left, *parent.comparators) if part is not node] == ["'paper'"]
     if isinstance(parent, ast.Call):
-        return ast.unparse(parent.func) in ("claims.open", "pick", "profiles.pick")
+        return ast.unparse(parent.func) in ("claims.Ledger", "pick", "profiles.pick")
     return isinstance(parent, ast.FormattedValue) or (isinstance(parent, ast.keyword) and parent.arg == "profile")
 
 
@@ -81,7 +82,7 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.setenv("COLLAPSE_UNFINISHED", str(tmp_path / "unfinished"))
     for scheme in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(scheme, "http://127.0.0.1:9")
-    monkeypatch.chdir(chapters.ROOT)
+    monkeypatch.chdir(folders.ROOT)
 
 
 @pytest.mark.parametrize("page", OTHER_WAYS, ids=lambda page: page.name)

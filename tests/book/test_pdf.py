@@ -2,9 +2,11 @@
 
 import pytest
 import yaml
-from browser import PAGES
 
-from lib.book import chapters, pdf
+from browser import PAGES
+from lib.book import folders
+from lib.book import page as chapters
+from lib.book.site import pdf
 
 pypdf = pytest.importorskip("pypdf")
 
@@ -13,7 +15,7 @@ pypdf = pytest.importorskip("pypdf")
 def listed(tmp_path_factory):
     """A table of contents of the first two parts alone (all of them take minutes): its folder, and its pages."""
     root = tmp_path_factory.mktemp("contents")
-    toc = yaml.safe_load((chapters.ROOT / "_toc.yml").read_text())
+    toc = yaml.safe_load((folders.ROOT / "_toc.yml").read_text())
     (root / "_toc.yml").write_text(yaml.safe_dump({**toc, "parts": toc["parts"][:2]}))
     return root, [chapters.Page(name) for _, _, name in chapters.contents(root)]
 

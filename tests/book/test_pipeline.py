@@ -22,15 +22,19 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from made_up import CLAIM, MEASURE, ROOT, Book
 from rich.console import Console
 from typer.testing import CliRunner
-from waiting import wait_for
 
 from lib.book import __main__ as command_line
-from lib.book import chapters, compose, folders, kernels, run, site
-from lib.ledger import declarations
-from lib.runs import devices
+from lib.book import execute as run
+from lib.book import folders, forks, inputs
+from lib.book import page as chapters
+from lib.book.kernel import devices
+from lib.book.ledger import declarations
+from lib.book.site import compose
+from lib.book.site import publish as site
+from made_up import CLAIM, MEASURE, ROOT, Book
+from waiting import wait_for
 
 ERRATA = """errata:
 - {id: slip, paper: feature-collapse, place: (7), kind: another constant, printed: $a$ is new,
@@ -52,8 +56,8 @@ print("decided")
 SETTINGS = ("--profile", "paper", "--seed", "7")
 VERSION = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
 NOTES = """import os
-from lib.ledger import notes
-from lib.runs import devices
+from lib.book.kernel import notes
+from lib.book.kernel import devices
 devices.choose("cpu")
 notes.note("data", name="some", files=2, sha256="ab")
 notes.note("another kind", of="note")
@@ -130,13 +134,13 @@ def test_a_module_that_is_imported_indirectly_makes_its_chapter_stale_and_its_co
     assert current.stale() == {}
     current.edit("lib/deeper.py", "42", "42 + 0")
     assert current.stale() == {"one": "lib.deeper changed"}
-    current.write("lib/ledger/profiles.py", "")
-    late = "def late():\n    from . import unused\n    from lib.ledger.profiles import pick"
+    current.write("lib/book/kernel/profiles.py", "")
+    late = "def late():\n    from . import unused\n    from lib.book.kernel.profiles import pick"
     current.edit("lib/helper.py", "import value", f"import value\n{late}")
     assert current.stale() == {"one": "lib.deeper changed"}, "nobody calls it"
     current.edit("lib/helper.py", "return value()", "return value() or late()")
-    now = "lib.ledger.profiles is imported now; lib.unused is imported now"
-    assert current.stale() == {"one": f"lib.deeper changed; lib.helper changed; {now}"}
+    now = "lib.book.kernel.profiles is imported now; lib.deeper changed; lib.helper changed; lib.unused is imported now"
+    assert current.stale() == {"one": now}
 
 
 def test_of_a_package_only_the_module_counts_that_has_what_is_used(book):
@@ -146,7 +150,7 @@ def test_of_a_package_only_the_module_counts_that_has_what_is_used(book):
 
     def counted(*code):
         book.chapter("two", *code)
-        return {name.partition(".")[2] for name in chapters.imported_parts(book.page("two").code, book.root)}
+        return {name.partition(".")[2] for name in inputs.imported_parts(book.page("two").code, book.root)}
 
     assert counted("from lib.shop import a", "a()") == {"deeper"}
     assert counted("from lib import shop as s", "s.b  # and no s") == {"shop.two"}
@@ -215,15 +219,15 @@ def apart(): return 1
 def test_of_a_module_the_definitions_count_that_what_is_used_needs(book, old, new, counts):
     book.write("lib/parts.py", MODULE)
     book.chapter("two", "from lib.parts import Shape", "Shape().area()")
-    before = book.page("two").hashes()
+    before = inputs.hashes(book.page("two"))
     assert set(before["lib"]) == {"lib.parts", "lib.deeper"}
     book.edit("lib/parts.py", old, new)
-    assert (book.page("two").hashes() != before) == counts
+    assert (inputs.hashes(book.page("two")) != before) == counts
 
 
 def test_what_a_chapter_does_not_import_and_what_builds_and_judges_it_is_no_input(current):
-    for name in ("lib/unused.py", "lib/ledger/claims.py", "lib/book/site.py"):
-        current.write(name, "import lib.book.run\n")
+    for name in ("lib/unused.py", "lib/book/ledger/claims.py", "lib/book/site/publish.py"):
+        current.write(name, "import lib.book.execute\n")
     assert current.stale() == {}
 
 
@@ -273,18 +277,18 @@ def test_with_auto_it_counts_which_sets_there_are_and_so_do_the_readers_own_imag
     assert book.stale()["one"] == "the data set changed"
     own = str(book.root / "own.npz")
     book.write("own.npz", "12")
-    before = book.page().key({"dataset": own})
+    before = inputs.key(book.page(), {"dataset": own})
     book.write("own.npz", "123")
-    assert chapters.differences(before, book.page().key({"dataset": own}, before)) == ["the data set changed"]
+    assert inputs.differences(before, inputs.key(book.page(), {"dataset": own}, before)) == ["the data set changed"]
 
 
 def test_a_data_set_that_is_linked_into_the_data_folder_counts(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    before = chapters.fingerprint(str(tmp_path / "link"))
+    before = inputs.fingerprint(str(tmp_path / "link"))
     (tmp_path / "disk" / "images").write_text("12")
-    assert chapters.fingerprint(str(tmp_path / "link")) != before
-    assert chapters.fingerprint(str(tmp_path / "none")) is None
+    assert inputs.fingerprint(str(tmp_path / "link")) != before
+    assert inputs.fingerprint(str(tmp_path / "none")) is None
 
 
 def test_each_data_set_is_looked_at_once_for_all_chapters_and_again_when_asked_again(book, monkeypatch):
@@ -296,10 +300,10 @@ def test_each_data_set_is_looked_at_once_for_all_chapters_and_again_when_asked_a
         notebook.metadata["book"]["key"]["data"]["MNIST"] = ""
         run.keep(book.page(name), notebook)
     looked = []
-    monkeypatch.setattr(chapters, "fingerprint", lambda place: looked.append(place) or "")
+    monkeypatch.setattr(inputs, "fingerprint", lambda place: looked.append(place) or "")
     for times in (1, 2):
         run.stale(chapters.chapters(book.root), {})
-        assert looked == [str(chapters.data_folder() / "MNIST")] * times
+        assert looked == [str(inputs.data_folder() / "MNIST")] * times
 
 
 @pytest.mark.parametrize("name", ["scipy", "scikit-learn", "networkx"])
@@ -307,7 +311,8 @@ def test_the_version_of_every_package_that_computes_counts_for_chapters_that_rea
     book.write("lib/deeper.py", "def value():\n    import scipy.stats, sklearn, networkx\n    return 42\n")
     for chapter in ("one", "two"):
         book.execute(chapter, "laptop")
-    monkeypatch.setattr(chapters, "version", lambda each: "0.0" if each == name else run.version(each))
+    real = inputs.version
+    monkeypatch.setattr(inputs, "version", lambda each: "0.0" if each == name else real(each))
     assert {chapter: why.split()[0] for chapter, why in book.stale().items()} == {"one": name}, "two does not reach it"
 
 
@@ -329,12 +334,12 @@ def test_the_code_cells_are_those_of_the_notebook(book):
 @pytest.mark.parametrize(("odd", "counts"), [("nothing", False), ("link", False), (".", False), ("\udcff", True)])
 def test_an_odd_file_in_the_data_folder_ends_no_command(book, odd, counts):
     book.write("data/file", "1")
-    before = chapters.fingerprint(str(book.root / "data"))
+    before = inputs.fingerprint(str(book.root / "data"))
     if odd == "\udcff":  # a name that is not UTF-8
         (book.root / "data" / odd).touch()
     else:
         (book.root / "data" / "link").symlink_to(odd)  # nowhere, to itself, back
-    assert (chapters.fingerprint(str(book.root / "data")) != before) == counts
+    assert (inputs.fingerprint(str(book.root / "data")) != before) == counts
 
 
 def test_stored_results_count_for_the_page_that_has_their_folders_name(current):
@@ -415,7 +420,7 @@ def test_the_seconds_of_runs_that_were_taken_up_count_and_a_gpu_that_was_used_is
 def test_finished_runs_wait_for_their_parameters_and_go_when_the_code_changes(book):
     def folder(seed):
         page = book.page()
-        found = run._unfinished(page, page.key({"seed": seed}))
+        found = run._unfinished(page, inputs.key(page, {"seed": seed}))
         found.mkdir(parents=True, exist_ok=True)
         return found
 
@@ -496,6 +501,24 @@ def test_an_erratum_is_shown_on_the_page_of_its_paper(built_once):
     assert link in built_once.html("back/ledger")
 
 
+def test_another_paper_is_an_entry_a_folder_and_a_page_of_errata(built):
+    paper = "- {key: fifth-paper, short: The fifth, prefix: five, cite: b2000}\n"
+    built.write("chapters/papers.yml", (built.root / "chapters/papers.yml").read_text() + paper)
+    claim = {**CLAIM, "id": "five-one", "paper": "fifth-paper", "expect": {"x": {"equals": 42, "printed": "42"}}}
+    built.declare(CLAIM, {**CLAIM, "id": "fc-two"}, claim)
+    errata = (
+        ERRATA.replace("slip", "five-slip").replace("feature-collapse", "fifth-paper").replace("fc-one", "five-one")
+    )
+    built.write("chapters/errata.yml", ERRATA + errata.partition("\n")[2])
+    measure = 'from lib.book.ledger import claims\nledger = claims.Ledger("fifth-paper", profile=profile)\n'
+    built.chapter("one", measure + 'ledger.check("five-one", measured={"x": 43})', part="fifth-paper")
+    built.chapter("fifth-paper", "pass", prose=SECTION.replace("slip", "five-slip"), part="errata")
+    built.run("build", *SETTINGS)
+    row = re.search(r'<tr[^>]*data-paper="fifth-paper".*?</tr>', built.html("back/ledger"), re.DOTALL)[0]
+    assert "The fifth" in row and "contradicted: another constant" in row
+    assert "<h2>The fifth" in built.html("back/ledger") and "is new" in built.html("errata/fifth-paper")
+
+
 def test_a_second_build_executes_nothing_and_leaves_the_site_alone(built_once):
     before, site = built_once.executed(), os.readlink(built_once.build / "html")
     output = built_once.run("build", *SETTINGS)
@@ -538,7 +561,7 @@ def test_building_one_chapter_of_an_unexecuted_book_shows_the_others_without_res
 
 MEET = """import os, pathlib, sys, time
 print(*map(os.environ.get, ("OMP_NUM_THREADS", "COLLAPSE_GPU_SHARE")))
-print(*(name in sys.modules for name in ("networkx", "lib.runs.devices")))
+print(*(name in sys.modules for name in ("networkx", "lib.book.kernel.devices")))
 pathlib.Path({!r}).touch()
 while not pathlib.Path({!r}).exists():
     time.sleep(0.05)"""
@@ -546,7 +569,8 @@ while not pathlib.Path({!r}).exists():
 
 def test_two_chapters_run_at_the_same_time_and_share_what_there_is_and_the_large_packages(real):
     """One of them imports a large package, with which both kernels begin; modules of lib each imports itself."""
-    real.chapter("one", MEET.format("one-is-here", "two-is-here"), "import networkx\nfrom lib.runs import devices")
+    large = "import networkx\nfrom lib.book.kernel import devices"
+    real.chapter("one", MEET.format("one-is-here", "two-is-here"), large)
     real.chapter("two", MEET.format("two-is-here", "one-is-here"))
     real.write("chapters/claims.yml", "claims: []\n")
     real.run("execute", "--jobs", "2", OMP_NUM_THREADS=None, COLLAPSE_GPU_SHARE=None)
@@ -598,7 +622,7 @@ def refused(monkeypatch, tmp_path):
     def build(*options):
         said = io.StringIO()
         monkeypatch.setattr(command_line, "console", Console(file=said, width=1000))
-        monkeypatch.setattr(run, "BUILD", tmp_path / "build")
+        monkeypatch.setattr(folders, "BUILD", tmp_path / "build")
         result = CliRunner().invoke(command_line.app, ["build", *options])
         assert result.exit_code == 2 and not (tmp_path / "build").exists()
         return said.getvalue() + result.output
@@ -641,7 +665,7 @@ def test_a_build_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch
     (tmp_path / "a file").touch()
     (tmp_path / "a folder in place of the lock" / ".lock").mkdir(parents=True)
     folders.take(tmp_path / "a folder in place of the lock")
-    monkeypatch.setattr(run, "BUILD", tmp_path / where)
+    monkeypatch.setattr(folders, "BUILD", tmp_path / where)
     with pytest.raises(chapters.BadInput, match=f"{where} cannot be written to"), run.lock(print):
         pass
 
@@ -654,7 +678,7 @@ def test_a_disk_that_is_full_when_a_chapter_begins_fails_this_chapter_alone(book
     book.write("chapters/claims.yml", "claims: []\n")
     monkeypatch.setattr(run, "_unfinished", on_a_full_disk)
     monkeypatch.setattr(run, "_prepare_environment", lambda *_: None)
-    monkeypatch.setattr(kernels, "prepare", lambda *_: None)
+    monkeypatch.setattr(forks, "prepare", lambda *_: None)
     console = Console(file=io.StringIO())
     outcomes = run.execute(chapters.chapters(book.root), {}, 1, console)
     assert [outcome.state for outcome in outcomes] == ["FAILED", "FAILED"]
@@ -717,8 +741,8 @@ def test_ctrl_c_and_a_polite_kill_end_the_kernels_and_keep_what_is_finished(real
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux only")
 def test_ctrl_c_in_a_terminal_does_not_reach_the_process_that_kernels_are_forked_from():
     code = """from multiprocessing import forkserver
-from lib.book import kernels
-kernels.prepare(set())
+from lib.book import forks
+forks.prepare(set())
 print(open(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read())"""
     status = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16) >> (signal.SIGINT - 1) & 1

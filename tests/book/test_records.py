@@ -5,11 +5,14 @@ import re
 import shutil
 
 import pytest
-from made_up import CLAIM, DATA, MACHINE, MEASURE, ROOT
 
-from lib.book import chapters, records, run, site
-from lib.book.chapters import BadInput
-from lib.ledger import claims, declarations
+from lib.book import execute as run
+from lib.book import inputs, records
+from lib.book import page as chapters
+from lib.book.ledger import claims, declarations
+from lib.book.page import BadInput
+from lib.book.site import publish as site
+from made_up import CLAIM, DATA, MACHINE, MEASURE, ROOT
 
 PROCESSOR = {**MACHINE, "device": "cpu", "name": "Processor 2"}
 
@@ -34,7 +37,7 @@ def kept(book):
 def two_measure(book):
     """Both chapters measure a claim, and the first has been executed."""
     book.chapter("one", MEASURE.partition("if profile")[0])
-    more = 'ledger = claims.open("feature-collapse", profile=profile)\nledger.check("fc-two", measured={})'
+    more = 'ledger = claims.Ledger("feature-collapse", profile=profile)\nledger.check("fc-two", measured={})'
     book.chapter("two", more)
     book.execute("one")
     return book
@@ -52,7 +55,7 @@ def test_a_record_holds_the_claims_with_their_provenance(book):
     assert (taken["chapter"], taken["finished"], taken["seconds"]) == ("part/one", "2026-11-22T10:00:00+00:00", 9.5)
     assert (taken["machine"], taken["data"]) == (MACHINE, DATA)
     assert taken["parameters"] == {"profile": "paper", "seed": 0}
-    key = book.page().key({})
+    key = inputs.key(book.page(), {})
     assert taken["hashes"] == {part: key[part] for part in ("code", "lib", "files")}
     assert set(taken["hashes"]["lib"]) == {"lib", "lib.deeper", "lib.helper"}
     one, two = taken["claims"]

@@ -5,10 +5,10 @@ import re
 from urllib.parse import urlparse
 
 import pytest
-from browser import CHAPTERS, PAGES, axe, hosts, typeset
 
-from lib.book import chapters
-from lib.ledger import declarations
+from browser import CHAPTERS, PAGES, axe, hosts, typeset
+from lib.book import page as chapters
+from lib.book.ledger import declarations
 
 CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/back/building", "chapters/back/ledger",
             "chapters/back/errata", "chapters/back/paper-profile", "chapters/errata/low-rank-bias"]  # fmt: skip

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from lib.book import symbols
-from lib.book.chapters import ROOT
+from lib.book.folders import ROOT
+from lib.book.site import symbols
 
 ROWS = symbols.read()
 PLACES = [(place, sign) for row in ROWS for place in row if isinstance(row[place], list) for sign in row[place]]

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lib.book import chapters
+from lib.book import inputs
 from lib.data import image_files, image_sets
 from lib.data.image_files import fetch
 from lib.data.image_sets import load, resolve
@@ -348,12 +348,12 @@ def test_an_unknown_name_gives_the_known_ones():
 
 
 def test_the_data_folder_is_the_one_that_the_build_looks_at_and_reading_leaves_it_alone(data, mnist, monkeypatch):
-    before = chapters.fingerprint(str(chapters.data_folder()))
+    before = inputs.fingerprint(str(inputs.data_folder()))
     load("mnist")
-    assert chapters.fingerprint(str(chapters.data_folder())) == before
+    assert inputs.fingerprint(str(inputs.data_folder())) == before
     monkeypatch.setenv("HOME", str(data.parent))
     monkeypatch.setenv("COLLAPSE_DATA", f"~/{data.name}")
-    assert image_files.data_folder() == data and chapters.fingerprint(str(chapters.data_folder())) == before
+    assert image_files.data_folder() == data and inputs.fingerprint(str(inputs.data_folder())) == before
     monkeypatch.delenv("COLLAPSE_DATA")
     assert image_files.data_folder() == data.parent / ".cache" / "collapse-book"
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from lib.book.chapters import ROOT
+from lib.book.folders import ROOT
 from lib.data.vision import torchvision
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lib.book.chapters import ROOT
+from lib.book.folders import ROOT
 
 
 @pytest.fixture

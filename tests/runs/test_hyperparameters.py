@@ -6,12 +6,12 @@ from collections import Counter
 
 import optuna
 import pytest
-from sweep_tasks import __file__ as tasks
-from sweep_tasks import objective
-from waiting import wait_for
 
 from lib.runs import hyperparameters
 from lib.runs.hyperparameters import search
+from sweep_tasks import __file__ as tasks
+from sweep_tasks import objective
+from waiting import wait_for
 
 FINISHED = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
 

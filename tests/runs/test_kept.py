@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lib.data import files
+from lib.book import atomic as files
 from lib.runs import kept, store
 
 

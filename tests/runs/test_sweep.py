@@ -10,11 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import sweep_tasks as tasks
 import torch
-from waiting import wait_for
 
+import sweep_tasks as tasks
 from lib.runs import sweep
+from waiting import wait_for
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.metrics import nc2_etf, nc2_of
+from collapsemetrics import nc2_etf, nc2_of
 from lib.models.unconstrained import activations
 from lib.search import geometries
 from lib.theory import low_rank

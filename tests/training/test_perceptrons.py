@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from without_gpu import Waits
 
 from lib.models.losses import label_smoothing
 from lib.models.networks import mlp
 from lib.training.perceptrons import classify, features, initialise, stack, train_together
 from lib.training.sgd import SGD, train
+from without_gpu import Waits
 
 INPUTS, M, K, WIDTH, DEPTH, N = 12, 5, 4, 7, 4, 53
 LOSSES = [("ce", 0.0), ("lr", 0.1), ("ls", 0.2), ("mse", 0.0), ("lr", 0.7)]  # at 0.7 some samples cost nothing

@@ -1,10 +1,10 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from without_gpu import Waits
 
 from lib.models.networks import resnet20
 from lib.training.resnets import Ensemble, Schedule, train_together
+from without_gpu import Waits
 
 K, N = 4, 24
 

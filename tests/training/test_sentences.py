@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from without_gpu import Waits, recording
 
 from lib.data.sentences import sentence_task
 from lib.models.sentences import empirical_risk
 from lib.training import sentences
 from lib.training.sentences import SentenceSGD, sentence_sgd
+from without_gpu import Waits, recording
 
 networks = pytest.mark.parametrize("normalize", [False, True])
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from without_gpu import Waits
 
 from lib.models.losses import squared_error
 from lib.models.networks import resnet18
 from lib.training.sgd import SGD, evaluate, train
+from without_gpu import Waits
 
 
 def blobs(N=60, d=4, dtype=torch.float32):

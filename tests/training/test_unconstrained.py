@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from without_gpu import recording
 
 from lib.models.unconstrained import labels, objective
 from lib.training import unconstrained
 from lib.training.unconstrained import Descent, Runs, gradient_descent, random_runs, select, together
+from without_gpu import recording
 
 K, N_SPL, D = 3, 12, 5
 ORDERED = labels(K, N_SPL)

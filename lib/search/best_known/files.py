@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lib import checks
-from lib.data.files import atomically
+from lib.book.atomic import atomically
 from lib.models.unconstrained import LOSSES, labels, objective
 from lib.search.best_known.problem import Solution, check_sizes, standard_decay
 

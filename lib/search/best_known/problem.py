@@ -9,8 +9,8 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from collapsemetrics import numerical_rank
 from lib import checks
-from lib.metrics import numerical_rank
 from lib.models import unconstrained
 from lib.theory.low_rank import decay_at
 from lib.theory.structure import counted, sets, structure
@@ -121,7 +121,7 @@ def describe(solution: Solution) -> str:
 
 
 def ranks(solution: Solution) -> list[int]:
-    """Numerical ranks of the class means `M_1, .., M_L`, see :func:`lib.metrics.numerical_rank`."""
+    """Numerical ranks of the class means `M_1, .., M_L`, see :func:`collapsemetrics.numerical_rank`."""
     return [int(numerical_rank(M)) for M in solution.levels]
 
 

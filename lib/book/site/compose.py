@@ -1,0 +1,189 @@
+"""Composing the pages of the site from prose and executed results."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import yaml
+from jinja2 import Environment, PackageLoader
+
+from lib.book import records as recorded
+from lib.book.execute import executed_notebook, noted
+from lib.book.inputs import code_hash
+from lib.book.ledger import claims, errata, tables
+from lib.book.page import Page, SiteError
+from lib.book.site import changes, symbols
+
+NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
+# BibTeX has a meaning of its own for the braces that Jinja usually looks for.
+TEMPLATES = Environment(loader=PackageLoader("lib.book.site"), variable_start_string="<<", variable_end_string=">>")
+AUDIT = '<details class="audit"><summary>The list</summary>'
+
+
+def with_results(page: Page):
+    """The chapter as a notebook: its current prose, the outputs of its last execution, and the injected parameters.
+
+    Outputs are matched to code cells by order, which is sound because the code cells are compared first. Returns None
+    when the chapter has not been executed since its code changed.
+    """
+    executed = executed_notebook(page)
+    if executed is None:
+        return None
+    key = executed.metadata.book.key
+    if key["code"] != code_hash(page.code, key["parameters"].get("profile")):
+        return None
+    results = [cell for cell in executed.cells if cell.cell_type == "code"]
+    injected = next((cell for cell in results if "injected-parameters" in _tags(cell)), None)
+    notebook = _without_results(page)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell, result in zip(code, (cell for cell in results if cell is not injected), strict=True):
+        cell.outputs, cell.execution_count = result.outputs, result.execution_count
+    if injected:
+        injected.source = injected.source.replace("# Parameters", "# Parameters of this build", 1)
+        injected.id = "injected"
+        declared = next(number for number, cell in enumerate(notebook.cells) if "parameters" in _tags(cell))
+        notebook.cells.insert(declared + 1, injected)
+    notebook.metadata["language_info"] = executed.metadata.get("language_info", {})
+    return notebook
+
+
+def _tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def collect(everything: list[Page]) -> tuple[dict, dict[str, dict]]:
+    """The chapters as they were last executed (`with_results`), and the records of the claims that they measured.
+
+    The claims are judged by the current declarations, in the notebooks as well.
+    """
+    notebooks = {page: with_results(page) for page in everything if page.is_chapter}
+    records = {}
+    for page, notebook in notebooks.items():
+        for shown in claims.collect(notebook) if notebook else ():
+            record = {**shown[claims.MIME], "chapter": page.short}
+            try:
+                record = claims.judge(record)
+            except (ValueError, KeyError) as error:
+                raise SiteError(f"{page.name}: claim {record.get('id')}: {error}") from error
+            shown[claims.MIME], shown["text/html"] = record, tables.claim(record)
+            records[record["id"]] = record
+    return notebooks, records
+
+
+def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
+    """All files of the Sphinx source folder, the claims' records, and the chapters without results.
+
+    kept: what `lib.book.records.read` found.
+    """
+    files: dict[str, bytes] = {}
+    notebooks, measured = collect(everything)
+    best = tables.evidence(measured, kept)
+    missing = [page for page, notebook in notebooks.items() if notebook is None]
+    statements = tables.places({page.short: page.text for page in notebooks})
+    marks = {
+        "verdicts": lambda: tables.tally(best),
+        "symbols": lambda: symbols.table(symbols.read(root)),
+        "ledger": lambda: tables.ledger(measured, kept, statements),
+        "errata": lambda: errata.page(best, errata.sections(page.path for page in notebooks)[0]),
+        "unmeasured": lambda: recorded.overview(kept, measured, root),
+        "changes": lambda: changes.page(root, measured),
+        "cite authors": lambda: cite(root)["authors"],
+        "cite version": lambda: cite(root)["version"],
+        "cite button": lambda: cite(root)["button"],
+    }
+
+    def fill(text: str) -> str:
+        return re.sub(rf"<!-- ({'|'.join(marks)}) -->", lambda match: marks[match[1]](), text)
+
+    for page, notebook in notebooks.items():
+        opening = _opening(notebook) if notebook else []
+        note = _run_note(page, opening) if notebook else NOT_EXECUTED
+        composed = notebook or _without_results(page)
+        prose = [cell for cell in composed.cells if cell.cell_type == "markdown"]
+        for cell in prose:
+            text = tables.measured_by(errata.expand(cell.source, best, statements), best)
+            cell.source = _link_chapters(fill(text), page, everything)
+        if notebook:
+            files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
+        files[f"downloads/{page.name}.md"] = page.text.encode()
+        composed.cells = [cell for cell in composed.cells if cell not in opening]
+        if title := next((cell for cell in prose if re.search("(?m)^# ", cell.source)), None):
+            title.source = re.sub("(?m)^# .*", lambda h1, note=note: f"{h1[0]}\n\n{note}\n", title.source, count=1)
+        if re.search("(?m)^## What to remember$", page.text):  # then what was measured is folded below its heading
+            for cell in prose:
+                cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)
+            composed.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
+        files[f"{page.name}.ipynb"] = nbformat.writes(composed).encode()
+    from lib.book.site import api  # loads Sphinx, which an execution does without
+
+    for page in everything:
+        if not page.is_chapter:
+            files[f"{page.name}.md"] = _link_chapters(fill(api.fill(page.text)), page, everything).encode()
+    fixed = (root / name for name in ("_config.yml", "_toc.yml", "references.bib", symbols.FILE))
+    for path in (*fixed, *(root / "_static").glob("*.*")):
+        files[path.relative_to(root).as_posix()] = path.read_bytes()
+    files["_config.yml"] = fill(files["_config.yml"].decode()).encode()
+    return files, measured, missing
+
+
+def cite(root: Path) -> dict[str, str]:
+    """What CITATION.cff says: the authors, the version, and a button with the BibTeX entry."""
+    about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
+    names = [one.get("name") or f"{one['given-names']} {one['family-names']}" for one in about["authors"]]
+    button = TEMPLATES.get_template("cite.md").render(about=about, names=names)
+    return {"authors": ", ".join(names), "version": str(about["version"]), "button": button}
+
+
+def _without_results(page: Page):
+    """A copy of the chapter's notebook, with cell names that stay the same from build to build."""
+    notebook = copy.deepcopy(page.notebook)
+    notebook.metadata.pop("jupytext", None)  # a downloaded notebook stands alone and is not paired with anything
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+    return notebook
+
+
+def _opening(notebook) -> list:
+    """The cells that prepare a page: before its first output, the settings and what is folded before all other code."""
+    opening, folded = [], True
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        if cell.outputs:
+            break
+        settings = "pick(SETTINGS, profile)" in cell.source
+        tags = {"parameters", "injected-parameters", "hide-input"} & set(_tags(cell))
+        folded = folded and bool(tags or settings)
+        if folded or settings:
+            opening.append(cell)
+    return opening
+
+
+def _run_note(page: Page, opening: list) -> str:
+    """How the reader runs the chapter, how the results shown were computed, and the code that opens it."""
+    about = noted(page)
+    parameters = dict(about["key"]["parameters"])
+    profile = parameters.pop("profile", "laptop")
+    command = f"make book CHAPTER={page.name}.md PROFILE={profile}"
+    if parameters.get("device", "auto") != "auto":
+        command += f" DEVICE={parameters['device']}"
+    if "seed" in parameters and parameters["seed"] != page.declared["seed"]:
+        command += f" SEED={parameters['seed']}"
+    took = f"{seconds:.0f} s" if (seconds := about["seconds"]) < 100 else f"{seconds / 60:.1f} min"
+    source = "\n\n".join(cell.source.strip() for cell in opening)
+    template = TEMPLATES.get_template("run-note.md")
+    return template.render(page=page, command=command, profile=profile, rest=parameters, took=took, source=source)
+
+
+def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
+    """Links to the Markdown file of a chapter become links to its notebook, which is what Sphinx sees."""
+    known = {other.name for other in everything if other.is_chapter}
+    here = os.path.dirname(page.name)
+
+    def link(match) -> str:
+        target = os.path.normpath(os.path.join(here, match[1]))
+        return f"]({match[1]}.ipynb" if target in known else match[0]
+
+    return re.sub(r"\]\(([\w./-]+)\.md(?=[)#])", link, text)

@@ -1,0 +1,78 @@
+"""What the book adds to Sphinx: numbers by part and page, links to statements, a search that lists sections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docutils import nodes
+from sphinx_proof.nodes import NODE_TYPES
+
+from lib.book.page import NUMBERS
+
+STATEMENTS = tuple(NODE_TYPES.values())
+
+
+def setup(app) -> dict:
+    """Register the three functions with Sphinx."""
+    app.connect("env-get-updated", number_by_page, priority=900)  # after Sphinx has counted
+    app.connect("doctree-resolved", link_statements)
+    app.connect("build-finished", list_sections)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def number_by_page(app, env) -> list[str]:
+    """Number figures, equations, exercises and statements as part, page, place on the page: IV.2.3.
+
+    Theorems, lemmas and all other statements of a page are counted together. A part is a caption of the table of
+    contents whose pages lie in a folder; pages below a page (VI.2) are VI.2.1 and so on.
+    """
+    contents = env.external_site_map
+    parts = [tree for tree in contents.root.subtrees if tree.items[0].count("/") > 1]
+    queue = [((part,), tree) for part, tree in zip(NUMBERS, parts, strict=False)]
+    places = {}
+    for place, tree in queue:
+        for n, page in enumerate(tree.items, 1):
+            places[page] = (*place, n)
+            queue += [(places[page], below) for below in contents[page].subtrees]
+    for page, kinds in env.toc_fignumbers.items():
+        place = places.get(page, ())
+        for numbers in kinds.values():
+            numbers.update({name: (*place, n) for n, name in enumerate(numbers, 1)})
+        statements = (node for node in env.get_doctree(page).findall() if isinstance(node, STATEMENTS))
+        for n, node in enumerate(statements, 1):
+            kinds[node["countertype"]][node["ids"][0]] = (*place, n)
+    return []  # no page has to be read again
+
+
+def link_statements(app, tree, page) -> None:
+    """Give the title of each statement a link to it, as headings have one."""
+    for node in (node for node in tree.findall() if isinstance(node, STATEMENTS)):
+        link = f'<a class="headerlink" href="#{node["ids"][0]}" title="Link to this statement">#</a>'
+        node[0] += nodes.raw(text=link, format="html")
+
+
+def list_sections(app, error) -> None:
+    """Write the search index anew, with an entry for each section and each statement instead of each page.
+
+    The name `page#anchor` of an entry becomes an address in `scorer.js` beside this file.
+    """
+    if error or app.builder.name != "html":
+        return
+    index = app.builder.indexer
+    index.prune([])
+    for page in sorted(app.env.found_docs):
+        tree, title = app.env.get_doctree(page), app.env.titles[page].astext()
+        for part in reversed([*tree.findall(_listed)]):  # what a section contains is removed before the section's turn
+            name, said = page, title
+            if part.parent is not tree:
+                name, said = f"{page}#{part['ids'][0]}", f"{part[0].astext().strip()} – {title}"
+            part.parent.remove(part)
+            part[0] = nodes.title(text=said)
+            index.feed(name, page, said, part)
+    with open(Path(app.outdir, "searchindex.js"), "w", encoding="utf8") as file:
+        index.dump(file, app.builder.indexer_format)
+
+
+def _listed(node) -> bool:
+    """Is it a statement, or a section with a heading (the content of a statement or exercise is one without)?"""
+    return isinstance(node, (nodes.section, *STATEMENTS)) and bool(node.children) and isinstance(node[0], nodes.title)

@@ -1,0 +1,546 @@
+"""Measures of collapse against plain loops, on collapsed configurations and beside them."""
+
+import weakref
+from fractions import Fraction
+from math import acos, hypot, inf, isnan, sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import collapsemetrics as metrics
+from collapsemetrics import ClassStatistics
+
+quick = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 10**6)
+
+
+def cloud(seed, n=12, d=4, K=3):
+    """Random features with class means away from zero; every class has a sample."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.r_[np.arange(K), rng.integers(K, size=n - K)])
+    centres = 3 * rng.standard_normal((K, d))
+    return torch.from_numpy(centres[y] + rng.standard_normal((n, d))), torch.from_numpy(y)
+
+
+def rotation(seed, d):
+    return torch.from_numpy(np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))[0])
+
+
+def means_by_hand(H, y):
+    H, y = H.numpy(), y.numpy()
+    return np.array([sum(H[y == k]) / sum(y == k) for k in range(max(y) + 1)])
+
+
+def cosine(a, b):
+    return sum(a * b) / hypot(*a) / hypot(*b)
+
+
+# Against loops --------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(seeds, st.integers(1, 4), st.integers(1, 5))
+def test_class_means_relative_spread_and_memorization_are_those_of_their_sums(seed, K, d):
+    H, y = cloud(seed, K=K, d=d)
+    means, global_mean = metrics.class_means(H, y)
+    np.testing.assert_allclose(means, means_by_hand(H, y), atol=1e-13)
+    np.testing.assert_allclose(global_mean, sum(H.numpy()) / len(H), atol=1e-13)
+    own = means_by_hand(H, y)[y]
+    expected = sqrt(((H.numpy() - own) ** 2).sum() / (own**2).sum())
+    assert metrics.relative_spread(H, y) == pytest.approx(expected, rel=1e-12)
+    test_means = torch.from_numpy(np.random.default_rng(seed).standard_normal((K, d)))
+    expected = sum(hypot(*(row - mean)) for row, mean in zip(H.numpy(), test_means[y].numpy(), strict=True))
+    assert metrics.memorization(H, y, test_means).item() == pytest.approx(expected, rel=1e-12)
+    assert metrics.memorization(H[:0], y[:0], test_means) == 0
+
+
+@quick
+@given(seeds)
+def test_directional_spread_is_the_root_mean_square_angle_to_the_mean_direction(seed):
+    H, y = cloud(seed)
+    means = means_by_hand(H / H.norm(dim=1, keepdim=True), y)[y]
+    angles = [acos(min(1.0, cosine(row, mean))) for row, mean in zip(H.numpy(), means, strict=True)]
+    expected = sqrt(sum(angle**2 for angle in angles) / len(angles))
+    assert metrics.directional_spread(H, y) == pytest.approx(expected, abs=1e-7)
+
+
+@quick
+@given(seeds)
+def test_squared_singular_values_are_those_of_the_covariance_and_the_norm_of_the_centred_cloud(seed):
+    H, _ = cloud(seed)
+    found = metrics.principal_singular_values(H).numpy()
+    covariance = np.cov(H.numpy().T, bias=True)
+    np.testing.assert_allclose(found**2 / len(H), np.linalg.eigvalsh(covariance)[::-1], atol=1e-11)
+    assert list(found) == sorted(found, reverse=True)
+
+
+def nc1_by_hand(H, y, of_classes=False):
+    """The definition, term by term; samples, or else classes, make the global mean."""
+    means, H = means_by_hand(H, y), H.numpy()
+    centre = means.mean(0) if of_classes else H.mean(0)
+    within = sum(np.outer(row - mean, row - mean) for row, mean in zip(H, means[y], strict=True)) / len(H)
+    between = sum(np.outer(mean - centre, mean - centre) for mean in means) / len(means)
+    return np.trace(within @ np.linalg.pinv(between, rcond=1e-10)) / len(means)
+
+
+@quick
+@given(seeds, st.integers(2, 5), st.integers(1, 7), st.booleans())
+def test_nc1_is_the_trace_of_within_times_the_pseudo_inverse_of_between(seed, K, d, balanced):
+    H, y = cloud(seed, n=4 * K, K=K, d=d)
+    if balanced:
+        H, y = H[y.argsort()], torch.arange(K).repeat_interleave(4)
+        H += 2 * torch.from_numpy(np.random.default_rng(seed).standard_normal((K, d)))[y]
+    assert metrics.nc1(H, y).item() == pytest.approx(nc1_by_hand(H, y), rel=1e-10)
+    assert metrics.dilation(H, y).item() == pytest.approx(nc1_by_hand(H, y, of_classes=True), rel=1e-10)
+
+
+def gram_by_hand(means):
+    gram = np.array([[sum(a * b) for b in means] for a in means])
+    return gram / sqrt((gram**2).sum())
+
+
+@quick
+@given(seeds, st.integers(2, 6), st.integers(1, 7))
+def test_nc2_and_nc3_are_distances_of_what_is_divided_by_its_norm_and_equiangularity_is_the_worst_cosine(seed, K, d):
+    M, W = np.random.default_rng(seed).standard_normal((2, K, d))
+    simplex = np.array([[(a == b) - 1 / K for b in range(K)] for a in range(K)]) / sqrt(K - 1)
+    etf = sqrt(((gram_by_hand(M) - simplex) ** 2).sum())
+    of = sqrt(((gram_by_hand(M) - np.diag([1 / sqrt(K)] * K)) ** 2).sum())
+    aligned = sqrt(((W / sqrt((W**2).sum()) - M / sqrt((M**2).sum())) ** 2).sum())
+    worst = max(abs(cosine(M[a], M[b]) + 1 / (K - 1)) for a in range(K) for b in range(K) if a != b)
+    M, W = torch.from_numpy(M), torch.from_numpy(W)
+    assert metrics.equiangularity(M) == pytest.approx(worst, rel=1e-11)
+    assert metrics.nc2_etf(M).item() == pytest.approx(etf, rel=1e-10)
+    assert metrics.nc2_of(M).item() == pytest.approx(of, rel=1e-10)
+    assert metrics.nc3(W, M).item() == pytest.approx(aligned, rel=1e-10)
+
+
+@quick
+@given(seeds, st.booleans())
+def test_nc4_counts_samples_whose_largest_score_is_not_that_of_the_nearest_mean(seed, biased):
+    H, y = cloud(seed, n=20)
+    rng = np.random.default_rng(seed)
+    W, b = torch.from_numpy(rng.standard_normal((3, 4))), torch.from_numpy(rng.standard_normal(3))
+    means, wrong = metrics.class_means(H, y)[0], 0
+    for row in H.numpy():
+        scores = [sum(w * row) + biased * bias for w, bias in zip(W.numpy(), b.numpy(), strict=True)]
+        distances = [hypot(*(row - mean)) for mean in means.numpy()]
+        wrong += scores.index(max(scores)) != distances.index(min(distances))
+    assert metrics.nc4(H, W, b if biased else None, means).item() == pytest.approx(wrong / 20, abs=1e-15)
+
+
+@quick
+@given(seeds, st.lists(st.floats(-5, 1), min_size=2, max_size=5))
+def test_rank_and_condition_number_of_a_matrix_with_known_singular_values(seed, exponents):
+    values = 10.0 ** np.array(sorted(exponents, reverse=True))
+    n = len(values)
+    M = rotation(seed, n) @ torch.diag(torch.from_numpy(values)) @ rotation(seed + 1, n + 2)[:n]
+    assert metrics.condition_number(M).item() == pytest.approx(values[0] / values[-1], rel=1e-8)
+    assert metrics.condition_number(M, rank=2).item() == pytest.approx(values[0] / values[1], rel=1e-8)
+    rank = metrics.numerical_rank(M)
+    assert (values > 1.001e-3 * values[0]).sum() <= rank <= (values > 0.999e-3 * values[0]).sum()
+
+
+def test_rank_and_condition_number_at_the_edges():
+    M = torch.diag(torch.tensor([4.0, 2.0, 0.0]))
+    assert metrics.numerical_rank(M) == 2 and metrics.numerical_rank(M, rtol=0.6) == 1
+    assert metrics.condition_number(M) == inf and metrics.condition_number(M, rank=2) == 2
+    assert metrics.numerical_rank(0 * M) == 0 and isnan(metrics.condition_number(0 * M))
+
+
+# Many runs at once ----------------------------------------------------------------------------------------------------
+
+
+def every(H, y, W, b):
+    """The measures of features, of their class means, and of these and a classifier."""
+    M = metrics.class_means(H, y)[0]
+    of_features = metrics.relative_spread, metrics.directional_spread, metrics.nc1, metrics.trace_ratio, metrics.cdnv
+    of_means = metrics.nc2_etf, metrics.nc2_of, metrics.uniformity, metrics.numerical_rank, metrics.condition_number
+    found = {measure.__name__: measure(H, y) for measure in of_features}
+    found |= {measure.__name__: measure(M) for measure in of_means}
+    found |= {measure.__name__: measure(W, M) for measure in (metrics.nc3, metrics.duality)}
+    found |= {"nc4": metrics.nc4(H, W, b, M), "memorization": metrics.memorization(H, y, M)}
+    return {name: torch.as_tensor(value, dtype=H.dtype) for name, value in found.items()}
+
+
+def test_a_batch_of_runs_gives_what_each_run_gives():
+    rng = np.random.default_rng(0)
+    y = torch.from_numpy(rng.permutation(np.r_[np.arange(3), rng.integers(3, size=9)]))
+    H = torch.from_numpy(rng.standard_normal((2, 5, 12, 4))) + 3 * torch.from_numpy(rng.standard_normal((3, 4)))[y]
+    W, b = torch.from_numpy(rng.standard_normal((2, 5, 3, 4))), torch.from_numpy(rng.standard_normal((2, 5, 3)))
+    assert [part.shape for part in metrics.class_means(H, y)] == [(2, 5, 3, 4), (2, 5, 4)]
+    alone = [[every(H[i, j], y, W[i, j], b[i, j]) for j in range(5)] for i in range(2)]
+    for name, together in every(H, y, W, b).items():
+        expected = [[run[name] for run in row] for row in alone]
+        np.testing.assert_allclose(together, expected, rtol=1e-10, err_msg=name)
+
+
+# Zero on collapse, and only there -------------------------------------------------------------------------------------
+
+
+def simplex(K):
+    return K * torch.eye(K, dtype=torch.float64) - 1
+
+
+@quick
+@given(seeds, st.integers(2, 6), st.floats(-8, 8))
+def test_nc2_vanishes_on_its_frame_and_nc3_on_the_aligned_classifier_and_a_moved_vector_is_seen(seed, K, exponent):
+    turn, length = rotation(seed, K + 1)[:K], 10**exponent
+    for frame, vanishes in ((simplex(K), metrics.nc2_etf), (torch.eye(K, dtype=torch.float64), metrics.nc2_of)):
+        means = length * frame @ turn
+        W = means / length / 7
+        assert vanishes(means) < 1e-14 and metrics.nc3(W, means) < 1e-14
+        means[0, -1] += 1e-6 * length
+        assert vanishes(means) > 1e-13 and metrics.nc3(W, means) > 1e-8
+        assert metrics.nc3(-W, means).item() == pytest.approx(2, rel=1e-9)
+
+
+@quick
+@given(seeds)
+def test_measures_vanish_on_collapse_and_see_features_that_moved(seed):
+    """Whole numbers and four samples per class, so that means are exact."""
+    rng = np.random.default_rng(seed)
+    points = torch.from_numpy(rng.integers(-50, 50, size=(3, 4)) + 0.5) + 100 * torch.eye(3, 4, dtype=torch.float64)
+    y = torch.arange(3).repeat(4)
+    H = points[y]
+    W, b = points, -points.square().sum(1) / 2  # this classifier asks for the nearest of the points
+    assert metrics.nc1(H, y) == metrics.relative_spread(H, y) == metrics.nc4(H, W, b, points) == 0
+    assert metrics.directional_spread(H, y) < 1e-15
+    assert metrics.nc4(H, W.roll(1, 0), b.roll(1), points) == 1
+    moved = H.clone()
+    moved[5] += 1e-3 * (points[0] - points[1])
+    assert metrics.nc1(moved, y) > 1e-8
+    assert metrics.relative_spread(moved, y) > 1e-7 and metrics.directional_spread(moved, y) > 1e-7
+    moved[5] = points[0]
+    assert metrics.nc4(moved, W, b, points) == 0 and metrics.memorization(moved, y, points) > 1
+
+
+def test_nc1_does_not_see_deviations_across_the_span_of_the_centred_means_and_the_spread_does():
+    y = torch.arange(3).repeat(4)
+    H = torch.eye(3, 4, dtype=torch.float64)[y]
+    H[:3, 3] = 5
+    assert metrics.nc1(H, y) < 1e-15 and metrics.relative_spread(H, y) > 1
+
+
+def test_of_equal_scores_and_of_equally_near_means_the_first_counts():
+    H, means = torch.zeros(1, 2), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert metrics.nc4(H, means, None, means) == 0
+    assert metrics.nc4(H, means, torch.tensor([0.0, 1.0]), means) == 1
+
+
+@quick
+@given(seeds, st.sampled_from([1e-6, 1e-9, 1e-12]))
+def test_nc1_of_features_collapsed_to_the_last_digits_is_exact(seed, size):
+    """Two classes on a line, in rational arithmetic: NC1 is the variance over twice the between-class variance."""
+    rng = np.random.default_rng(seed)
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    h = 3.0 * y.numpy() + 1 + size * rng.standard_normal(7)
+    exact = [Fraction(value) for value in h.tolist()]
+    means = [sum(exact[:3]) / 3, sum(exact[3:]) / 4]
+    middle = sum(exact) / 7
+    within = sum((value - means[k]) ** 2 for value, k in zip(exact, y.tolist(), strict=True)) / 7
+    between = sum((mean - middle) ** 2 for mean in means) / 2
+    turned = torch.from_numpy(h)[:, None] * torch.tensor([[1.0, 0.0, -2.0]], dtype=torch.float64)
+    assert metrics.nc1(turned, y).item() == pytest.approx(float(within / between / 2), rel=1e-9)
+
+
+def test_nc1_where_all_class_means_coincide_is_nan_though_rounding_tells_them_apart():
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
+    H = torch.full((8, 3), 0.1, dtype=torch.float64)
+    runs = torch.stack([H, 0 * H, torch.arange(24.0).double().reshape(8, 3)])
+    assert metrics.nc1(runs, y).isnan().tolist() == [True, True, False] and isnan(metrics.nc1(H.float(), y))
+    statistics = ClassStatistics(3, 3)
+    statistics.update(H, y)
+    assert isnan(statistics.nc1())
+
+
+@pytest.mark.parametrize("size", [1e-13, 1e13])
+def test_cosines_of_vectors_of_any_length_are_those_of_their_directions(size):
+    W, means = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    for measure, *vectors in ((metrics.duality, W, means), (metrics.uniformity, means), (metrics.nc5, means, W[0])):
+        assert measure(*(size * part for part in vectors)) == pytest.approx(measure(*vectors).item(), rel=1e-5)
+    assert metrics.nc4(W, W[:1], None, means[:1]) == 0, "there is one class only"
+
+
+def test_what_has_no_direction_is_nan():
+    zero, means = torch.zeros(3, 4), torch.eye(3, 4)
+    values = metrics.nc3(zero, means), metrics.nc3(means, zero), metrics.nc2_etf(zero), metrics.nc2_of(zero)
+    assert all(isnan(value) for value in values)
+
+
+# Invariance -----------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(seeds, st.floats(-6, 6))
+def test_measures_see_neither_rotation_nor_scale_nor_order(seed, exponent):
+    (H, y), scale, turn = cloud(seed), 10**exponent, rotation(seed, 4)
+    rng = np.random.default_rng(seed)
+    order, W, b = rng.permutation(len(y)), torch.from_numpy(rng.standard_normal((3, 4))), torch.zeros(3)
+    turned, labels = scale * (H @ turn)[order], 2 - y[order]  # classes in another order, too
+    found, expected = every(turned, labels, (W @ turn).flip(0), b), every(H, y, W, b)
+    expected["memorization"] *= scale
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
+    for measure in (metrics.nc1, metrics.trace_ratio, metrics.cdnv):
+        assert measure(turned + scale, labels).item() == pytest.approx(measure(H, y).item(), rel=1e-8)
+    M, turned_M = metrics.class_means(H, y)[0], metrics.class_means(turned, labels)[0]
+    assert metrics.equiangularity(turned_M) == pytest.approx(metrics.equiangularity(M), rel=1e-8)
+
+
+def test_results_follow_the_dtype():
+    H, y = cloud(0)
+    assert metrics.relative_spread(H.float(), y) == pytest.approx(metrics.relative_spread(H, y), rel=1e-5)
+    means = metrics.class_means(H, y)[0]
+    for features, dtype, tolerance in ((H.float(), torch.float32, 1e-4), (H.bfloat16(), torch.float32, 0.2)):
+        assert metrics.nc1(features, y).dtype == metrics.nc2_of(means.to(features)).dtype == dtype
+        assert metrics.nc1(features, y).item() == pytest.approx(metrics.nc1(H, y).item(), rel=tolerance)
+    assert metrics.nc1(H, y.int()) == metrics.nc1(H, y.to(torch.uint8)) == metrics.nc1(H, y)
+
+
+# Of a model -----------------------------------------------------------------------------------------------------------
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3)
+        self.norm = nn.BatchNorm2d(6)
+        self.hidden = nn.Linear(6, 5)
+        self.act = nn.ReLU(inplace=True)
+        self.unused = nn.Identity()
+        self.pair = Pair()
+        self.fc = nn.Linear(5, 3)
+        self.norm.eval()  # one part of a model that trains may be frozen
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        return self.fc(self.act(self.hidden(self.pair(x)[0])))
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, None
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return Network().double()
+
+
+def images(n=40):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, 1, 6, 6, generator=generator, dtype=torch.float64)
+    return x + y[:, None, None, None], y
+
+
+def batches(size=7):
+    x, y = images()
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def test_measures_of_a_model_are_those_of_its_whole_feature_matrix(network):
+    x, y = images()
+    network.eval()
+    with torch.no_grad():
+        conv = network.conv(x)
+        hidden = network.hidden(network.norm(conv).relu().mean((2, 3)))
+        H = hidden.relu()
+    features = {"conv": conv.mean((2, 3)), "hidden": hidden, "act": H, "penultimate": H}
+    found = metrics.measure(network, batches(), layers=features, nc4=True, centre="samples")
+    assert [row["layer"] for row in found] == list(features)
+    for row, features_of_layer in zip(found, features.values(), strict=True):
+        means, global_mean = metrics.class_means(features_of_layer, y)
+        values = torch.linalg.svdvals(means - global_mean)
+        expected = {
+            "nc1": nc1_by_hand(features_of_layer, y),
+            "relative_spread": metrics.relative_spread(features_of_layer, y),
+            "nc2_etf": metrics.nc2_etf(means - global_mean).item(),
+            "nc2_of": metrics.nc2_of(means).item(),
+            "numerical_rank": int((values > 1e-3 * values[0]).sum()),
+            "condition_number": (values[0] / values[1]).item(),
+        }
+        assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    assert all(row["nc3"] is row["nc4"] is None for row in found[:-1])
+    means, W, b = metrics.class_means(H, y)[0], network.fc.weight.detach(), network.fc.bias.detach()
+    assert found[-1]["nc3"] == pytest.approx(metrics.nc3(W, means).item(), rel=1e-9)
+    assert found[-1]["nc4"] == pytest.approx(metrics.nc4(H, W, b, means).item(), abs=1e-12)
+    flat = metrics.measure(network, batches(), "conv", reduce="flatten", centre="samples")
+    assert flat[0]["nc1"] == pytest.approx(nc1_by_hand(conv.flatten(1), y), rel=1e-8)
+
+
+def test_by_default_the_features_are_the_input_of_the_last_linear_layer(network):
+    for loader in (batches(), lambda: iter(batches()), iter(batches())):
+        (row,) = metrics.measure(network, loader)
+        assert row["layer"] == "penultimate" and row["d"] == 5 and row["nc4"] is None and row["nc3"] is not None
+    (row,) = metrics.measure(network, batches(), head="hidden", K=3)
+    assert row["d"] == 6 and row["nc3"] is None
+    assert metrics.measure(network, batches(), "pair")[0]["nc1"] == row["nc1"]
+
+
+def test_a_model_may_be_nothing_but_its_head_and_may_have_none():
+    x, y = cloud(0)
+    (row,) = metrics.measure(nn.Linear(4, 3).double(), [(x, y)], centre="samples")
+    assert row["nc1"] == pytest.approx(nc1_by_hand(x, y), rel=1e-10)
+    for features in (x, torch.stack([x - 1, x + 1], 1)):  # tokens are averaged over their positions
+        (same,) = metrics.measure(nn.Sequential(nn.Identity()), [(features, y)], "0", K=3, centre="samples")
+        assert same["nc1"] == pytest.approx(row["nc1"], rel=1e-9) and same["nc3"] is None and same["d"] == 4
+
+
+class Caching(nn.Linear):
+    """Keeps a tensor for later at its first pass, as models with position tables do."""
+
+    table = None
+
+    def forward(self, x):
+        self.table = torch.ones_like(x[:1]) if self.table is None else self.table
+        return super().forward(x * self.table)
+
+
+def test_a_model_can_be_trained_on_with_what_it_kept_from_the_measurement():
+    (x, y), model = cloud(0), Caching(4, 3).double()
+    metrics.measure(model, [(x, y)])
+    model(x.requires_grad_()).sum().backward()
+    assert model.weight.grad is not None
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_model_is_left_as_it_was_found_even_if_it_breaks(network, breaks):
+    network.train()
+    network.norm.eval()
+    modes = {name: module.training for name, module in network.named_modules()}
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    if breaks:
+        network.act = Broken()
+        with pytest.raises(RuntimeError, match="broken"):
+            metrics.measure(network, batches(), ["conv", "penultimate"])
+    else:
+        with pytest.raises(ValueError, match="labels 1 to 3"):
+            metrics.measure(network, [(images()[0], images()[1] + 1)], "conv")
+        metrics.measure(network, batches(), ["conv", "penultimate"], nc4=True)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    assert {name: module.training for name, module in network.named_modules()} == modes | {"act": True}
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.conv.weight.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def test_no_batch_and_no_feature_is_kept(network):
+    """Of whatever a layer has returned, and of every batch, no more than the last is alive when the next is made."""
+    made, alive = [], []
+    for layer in (network.conv, network.hidden, network.act):
+        layer.register_forward_hook(lambda module, inputs, output: made.append(weakref.ref(output)))
+
+    def generate():
+        for x, y in batches(4):
+            alive.append(sum(reference() is not None for reference in made))
+            batch = x.clone()
+            made.append(weakref.ref(batch))
+            yield batch, y
+            del batch
+
+    metrics.measure(network, generate, ["conv", "hidden", "act", "penultimate"], nc4=True)
+    assert max(alive) <= 1 and len(made) == 43  # of ten batches, and of the first once more, which shows the head
+
+
+def test_measures_print_as_a_table_to_three_digits_and_show_as_one(network):
+    found = metrics.measure(network, batches(), ["conv", "penultimate"])
+    found[0]["layer"] = "a<b"
+    *lines, note = (line for line in str(found).splitlines() if "few samples" not in line)
+    assert lines[0].split() == ["layer", "a<b", "penultimate"] and len({len(line) for line in lines}) == 1
+    rows = {name: values for name, *values in map(str.split, lines)}
+    assert list(rows) == [name for name in found[1] if found[1][name] is not None]
+    assert rows["samples"] == ["40", "40"] and rows["nc3"][0] == "-"
+    assert float(rows["nc1"][1]) == pytest.approx(found[1]["nc1"], rel=6e-3)
+    assert note == "(3 classes of 13 to 14 samples; the head is 'fc'; centred at the mean of the class means)"
+    assert "a&lt;b" in found._repr_html_() and found._repr_html_().count("<tr>") == len(lines)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+H, y = torch.ones(4, 2), torch.tensor([0, 1, 1, 0])
+nan_row = torch.tensor([[1.0, float("nan")], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    "measure", [metrics.class_means, metrics.relative_spread, metrics.directional_spread, metrics.nc1]
+)
+def test_bad_clouds_are_refused(measure):
+    no_labels = y[:3], y[:, None], y + 1, y - 1, y * 10**12, y.double(), y == 1
+    no_features = nan_row[[0, 1, 0, 1]], H[:, 0], H[:0], H.long()
+    refused = [(H, bad, "^y") for bad in no_labels] + [(bad, y, "^[Hy]") for bad in no_features]
+    for features, labels, named in refused:
+        with pytest.raises(ValueError, match=named):
+            measure(features, labels)
+
+
+@pytest.mark.parametrize(
+    "call, named",
+    [
+        (lambda: metrics.directional_spread(torch.eye(2, 3) * torch.tensor([1, 0, 0]), y[:2] * 0), "1 features"),
+        (lambda: metrics.equiangularity(H[:1]), "K"),
+        (lambda: metrics.nc1(H, 0 * y), "K"),
+        (lambda: metrics.nc2_etf(nan_row), "means"),
+        (lambda: metrics.nc3(H, H[:2]), "W .* means"),
+        (lambda: metrics.nc4(H, H[:2], None, H[:3]), "H .* W .* means"),
+        (lambda: metrics.nc4(H, H[:2], torch.ones(3), H[:2]), "b"),
+        (lambda: metrics.memorization(H, y + 1, H[:2]), "y"),
+        (lambda: metrics.memorization(H, y, torch.ones(2, 3)), "H_corrupted .* test_means"),
+        (lambda: metrics.numerical_rank(H, rtol=1), "rtol"),
+        (lambda: metrics.condition_number(H, rank=3), "rank"),
+        (lambda: ClassStatistics(0, 2), "K"),
+        (lambda: ClassStatistics(2, 2).means, "class 0"),
+        (lambda: ClassStatistics(2, 2).update(H, y + 1), "y"),
+        (lambda: ClassStatistics(2, 3).update(H, y), "H"),
+        (lambda: ClassStatistics(2, 2).update(nan_row, y[:2]), "H"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, named):
+    with pytest.raises(ValueError, match=f"^{named} "):
+        call()
+
+
+identity, wide = nn.Sequential(nn.Identity()), torch.ones(4, 9000)
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"layers": "hiden"}, "module = 'hiden': .*'penultimate' is needed; did you mean 'hidden'"),
+        ({"layers": nn.Linear(2, 2)}, "module = 'unknown Linear'"),
+        ({"layers": "unused"}, "'unused' does not run"),
+        ({"head": "act"}, "head 'act'"),
+        ({"reduce": "max"}, "reduce = 'max'"),
+        ({"centre": "class"}, "centre = 'class'"),
+        ({"K": 1}, "K = 1"),
+        ({"K": 4}, "class 3 has no sample"),
+        ({"K": 4, "nc4": True}, "nc4"),
+        ({"layers": "conv", "nc4": True}, "nc4"),
+        ({"loader": []}, "^the loader has no batch"),
+        ({"test_loader": []}, "test_loader: the loader has no batch"),
+        ({"outside_loader": []}, "outside_loader: the loader has no batch"),
+        ({"loader": [images(4)[0]]}, "a batch is no .x, y., but has shape"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(36, 1).double()), "layers": None}, "one row: .* K=2"),
+        ({"test_loader": [(images(2)[0], y[:2])]}, "test_loader: class 2 has no sample"),
+        ({"loader": [*batches(), (images()[0] * float("nan"), images()[1])]}, "'penultimate', batch 6: H has 200"),
+        ({"loader": [(images(4)[0], ["cat"] * 4)]}, r"words: give their numbers 0..K-1, as \[names.index"),
+        ({"loader": [(images(4)[0], torch.eye(3)[y])]}, "torch.float32; labels are integers"),
+        ({"loader": [(images(4)[0], torch.zeros(4, 2).long())]}, r"shape \(4, 2\); one label for each of 4 samples"),
+        ({"loader": [(images(4)[0], y + 2)]}, "labels 2 to 3; they are 0..2"),
+        ({"model": identity, "loader": [(wide, y)]}, "name the head"),
+        ({"model": identity, "loader": [(wide, y)], "layers": "0", "K": 2}, "'0'.* reduce"),
+        ({"model": identity, "loader": [(wide[:, 0], y)], "layers": "0", "K": 2}, "'0'"),
+    ],
+)
+def test_what_cannot_be_measured_of_a_model_is_said(network, options, named):
+    with pytest.raises(ValueError, match=named):
+        metrics.measure(**{"model": network, "loader": batches(), **options})
