@@ -5,11 +5,11 @@ the one that the environment variable COLLAPSE_DATA names, otherwise `~/.cache/c
 
 A reader's own set takes one of these forms:
 
-- a folder `train/<class>/*` and `test/<class>/*` of PNG or JPEG files, all of one size,
+- a folder `train/<class>/*` and `test/<class>/*` of images of one size, in a format that Pillow reads,
 - a folder `<class>/*` of such files, which is then split,
-- an `.npz` file with `x`, `y` and optionally `x_test`, `y_test` (without them, it is split): x is uint8 or
-  floating point of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3, y holds the labels 0 ... K-1. Where
-  both the second and the last axis could hold the channels, the last one does.
+- an `.npz` file with `x`, `y` and optionally `x_test`, `y_test` (without them, it is split): x has the shape
+  (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3 and holds bytes or floating point, y holds the labels
+  0 ... K-1. Where both the second and the last axis could hold the channels, the last one does.
 
 The classes of a folder are ordered by name, and the images of a class by file name (by code point); the classes
 contribute images in turn. A set that has to be split gives every fifth image of each class, beginning with the
@@ -21,12 +21,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import http.client
-import math
 import os
 import socket
 import sys
-import tempfile
-import urllib.error
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -34,9 +31,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from lib.book.kernel.notes import note
-from lib.checks import one_of
+from lib import checks
+from lib.book.kernel.notes import data_folder, note
 from lib.data.vision import torchvision
 
 #: What each set, by name, is called in a sentence.
@@ -53,28 +51,34 @@ NAMES = tuple(TITLES)
 #: The sets that :func:`fetch` downloads.
 DOWNLOADABLE = ("mnist", "fashion_mnist", "cifar10", "svhn")
 
-#: Checksums, since torchvision checks the archives that it downloads, not the files that it reads.
-MD5 = {
+_CIFAR10, _SVHN = torchvision.datasets.CIFAR10, torchvision.datasets.SVHN
+_META = _CIFAR10.meta["filename"], _CIFAR10.meta["md5"]
+#: Where in the data folder the files of each set lie (of `cifar10-jpeg75`, its folders), with their MD5 sums, empty
+#: for none. Those of MNIST are here because torchvision only checks the archives that it downloads, not what it reads.
+FILES = {
     "mnist": {
-        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+        "MNIST/raw/train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "MNIST/raw/train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "MNIST/raw/t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "MNIST/raw/t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
     },
     "fashion_mnist": {
-        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        "FashionMNIST/raw/train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "FashionMNIST/raw/train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "FashionMNIST/raw/t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "FashionMNIST/raw/t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
+    "cifar10": {
+        f"{_CIFAR10.base_folder}/{file}": md5 for file, md5 in (*_CIFAR10.train_list, *_CIFAR10.test_list, _META)
+    },
+    "svhn": {f"svhn/{file}": md5 for _, file, md5 in (_SVHN.split_list["train"], _SVHN.split_list["test"])},
+    "cifar10-jpeg75": {"CIFAR10-jpeg75/train": "", "CIFAR10-jpeg75/test": ""},
+    "digits": {f"{Path(find_spec('sklearn').origin).parent}/datasets/data/digits.csv.gz": ""},
 }
-
 #: Numbers of training and test images of `cifar10-jpeg75`, which has no checksums.
 JPEG75_SIZES = (50_000, 10_000)
 
 _TEN = tuple("0123456789")
-_SUFFIXES = (".png", ".jpg", ".jpeg")
-_PATIENCE = 60  # seconds: a server that is silent for longer counts as no network
 
 
 class Raw(NamedTuple):
@@ -85,11 +89,6 @@ class Raw(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
-
-
-def data_folder() -> Path:
-    """The folder that the environment variable COLLAPSE_DATA names, else `~/.cache/collapse-book`."""
-    return Path(os.path.expanduser(os.environ.get("COLLAPSE_DATA") or "~/.cache/collapse-book"))
 
 
 def plain(name: str) -> str:
@@ -104,58 +103,39 @@ def plain(name: str) -> str:
 # Presence and checksums -------------------------------------------------------------------------------------------
 
 
-def _files(name: str, folder: Path) -> dict[Path, str]:
-    """The files of a set (for `cifar10-jpeg75`, its folders) and their MD5 sums, empty where there is none."""
-    sets, place, entries = torchvision.datasets, ".", []
-    if name == "cifar10":
-        meta = (sets.CIFAR10.meta["filename"], sets.CIFAR10.meta["md5"])
-        place, entries = sets.CIFAR10.base_folder, [*sets.CIFAR10.train_list, *sets.CIFAR10.test_list, meta]
-    elif name == "svhn":
-        place, entries = name, [sets.SVHN.split_list[split][1:] for split in ("train", "test")]
-    elif name == "cifar10-jpeg75":
-        place, entries = "CIFAR10-jpeg75", [("train", ""), ("test", "")]
-    elif name == "digits":
-        place, entries = Path(find_spec("sklearn").origin).parent / "datasets" / "data", [("digits.csv.gz", "")]
-    elif name in MD5:
-        place, entries = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw"}[name], MD5[name].items()
-    return {folder / place / file: md5 for file, md5 in entries}
+def _paths(name: str) -> list[Path]:
+    return [data_folder() / file for file in FILES[name]]
 
 
-def absent(name: str, folder: Path) -> Path | None:
-    """The first file or folder of the set that is missing, or None where none is."""
-    return next((path for path in _files(name, folder) if not path.exists()), None)
+def absent(name: str) -> Path | None:
+    """The first file or folder that a set of the book lacks in the data folder, or None where it lacks none."""
+    return next((path for path in _paths(name) if not path.exists()), None)
 
 
-def _verify(name: str, folder: Path) -> None:
+def _verify(name: str) -> None:
     """FileNotFoundError for an absent set, ValueError for a damaged file."""
-    lacking = absent(name, folder)
-    if lacking:
-        where = f"{name} is not there: no {lacking.name} in {lacking.parent}. Another folder is named by COLLAPSE_DATA"
-        remedy = "downloads the set" if name in DOWNLOADABLE else "fetches the original, this set has no download"
-        raise FileNotFoundError(f"{where}; `make data DATA={name.partition('-')[0]}` {remedy}")
-    for path, md5 in _files(name, folder).items():
-        if md5 and (found := _md5(path)) != md5:
-            remedy = f"`make data DATA={name}` replaces it"
+    if lacking := absent(name):
+        remedy = f"`make data DATA={name}` downloads it" if name in DOWNLOADABLE else "it has no download"
+        where = f"no {lacking.name} in {lacking.parent}"
+        raise FileNotFoundError(f"{name} is not there: {where}. COLLAPSE_DATA names another folder; {remedy}")
+    for path, md5 in zip(_paths(name), FILES[name].values(), strict=True):
+        if md5 and (found := torchvision.datasets.utils.calculate_md5(path)) != md5:
+            remedy = f"delete {path.parent}, and `make data DATA={name}` downloads it anew"
             raise ValueError(f"{path} is damaged: its MD5 checksum is {found} and should be {md5}; {remedy}")
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def note_files(name: str, source: Path, raw: Raw) -> None:
     r"""Tell the build which set is loaded: the number of its files and their checksum, taken once per process.
 
     The checksum is the SHA-256 of names and contents: for each file, in the order of the names, its name, \0, and the
-    SHA-256 of its contents.
+    SHA-256 of its contents. Names of images are relative to the folder `source`.
     """
     if "COLLAPSE_NOTES" not in os.environ:
         return
     if raw.x.ndim == 1:
         named = {Path(file).relative_to(source).as_posix(): file for file in (*raw.x, *raw.x_test)}
     else:
-        named = {path.name: path for path in (_files(name, source) or [source])}
+        named = {path.name: path for path in (_paths(name) if name in NAMES else [source])}
     note("data", name=name, files=len(named), sha256=_checksum(tuple(sorted(named.items()))))
 
 
@@ -170,203 +150,141 @@ def _checksum(named: tuple[tuple[str, str | Path], ...]) -> str:
 # Fetching ---------------------------------------------------------------------------------------------------------
 
 
-def fetch(name: str) -> bool:
-    """Download a set into the data folder unless it is there undamaged; damaged files stay until good ones arrive.
+def fetch(name: str) -> None:
+    """Download a set into the data folder, with torchvision, if a file of it is absent, and verify its files.
 
-    Returns whether anything was downloaded; progress goes to the standard error stream. Raises ValueError for a set
-    that has no download, ConnectionError without a network.
+    Progress goes to the standard error stream. Raises OSError without a network or the right to write, and ValueError
+    for a set that has no download and for a damaged file.
     """
-    one_of(DOWNLOADABLE, name=name)
-    folder = data_folder()
-    lacking = [path for path, md5 in _files(name, folder).items() if not (path.is_file() and _md5(path) == md5)]
-    if not lacking:
-        return False
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as fresh:
-        _download(name, Path(fresh), folder)
-        _verify(name, Path(fresh))
-        for path in lacking:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(fresh / path.relative_to(folder), path)
-    return True
+    checks.one_of(DOWNLOADABLE, name=name)
+    if absent(name):
+        try:
+            _download(name)
+        except (OSError, http.client.HTTPException, RuntimeError) as error:
+            what = f"{name} could not be downloaded into {data_folder()}"
+            reason = " ".join(str(error).split())  # torchvision's has many lines
+            raise OSError(f"{what} (is there a network?): {reason}") from error
+    _verify(name)
 
 
-def _download(name: str, fresh: Path, folder: Path) -> None:
-    """Download a set into the empty folder `fresh`, on its way to `folder`."""
-    sets = torchvision.datasets
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_PATIENCE)
-    try:
-        if name == "cifar10":
-            kind = sets.CIFAR10
-            sets.utils.download_and_extract_archive(
-                kind.url, fresh, filename=kind.filename, md5=kind.tgz_md5, remove_finished=True
-            )
-        elif name == "svhn":
-            for split in ("train", "test"):
-                url, filename, md5 = sets.SVHN.split_list[split]
-                sets.utils.download_url(url, fresh / "svhn", filename, md5)
-        else:
-            {"mnist": sets.MNIST, "fashion_mnist": sets.FashionMNIST}[name](fresh, download=True)
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
-        reason = f"no network, or a server that does not answer ({' '.join(str(error).split())})"
-        raise ConnectionError(f"{name} could not be downloaded into {folder}: {reason}") from error
-    finally:
-        socket.setdefaulttimeout(before)
+def _download(name: str) -> None:
+    if name == "svhn":
+        for split in ("train", "test"):
+            _SVHN(data_folder() / "svhn", split, download=True)
+    else:
+        sets = torchvision.datasets
+        kind = {"mnist": sets.MNIST, "fashion_mnist": sets.FashionMNIST, "cifar10": sets.CIFAR10}[name]
+        kind(data_folder(), download=True)
 
 
 # Reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(name: str, folder: Path) -> Raw:
+def read(name: str) -> Raw:
     """A set of the book, its files verified before anything in them is interpreted.
 
     FileNotFoundError says what is absent and how to get it; ValueError names a file that is damaged or incomplete.
     """
-    _verify(name, folder)
-    sets = torchvision.datasets
+    _verify(name)
+    folder = data_folder()
     if name == "digits":
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         return _split((digits.images[:, None] / 16).astype(np.float32), digits.target, _TEN)
     if name == "cifar10-jpeg75":
-        raw = _read_folder(folder / "CIFAR10-jpeg75")
+        raw = read_own(folder / "CIFAR10-jpeg75")
         sizes = (len(raw.x), len(raw.x_test))
         if sizes != JPEG75_SIZES:
             raise ValueError(f"{folder / 'CIFAR10-jpeg75'} is incomplete: it holds {sizes} of {JPEG75_SIZES} images")
         return raw
     if name == "cifar10":
-        train, test = sets.CIFAR10(folder, train=True), sets.CIFAR10(folder, train=False)
-        x, x_test = (half.data.transpose(0, 3, 1, 2) for half in (train, test))
+        train, test = _CIFAR10(folder, train=True), _CIFAR10(folder, train=False)
+        x, x_test = train.data.transpose(0, 3, 1, 2), test.data.transpose(0, 3, 1, 2)
         return Raw(x, np.array(train.targets), x_test, np.array(test.targets), tuple(train.classes))
     if name == "svhn":
-        train, test = (sets.SVHN(folder / "svhn", split=split) for split in ("train", "test"))
+        train, test = _SVHN(folder / "svhn", "train"), _SVHN(folder / "svhn", "test")
         return Raw(train.data, train.labels, test.data, test.labels, _TEN)
     # The files are read one by one: torchvision's classes prefer an old `processed` folder, which has no checksums.
-    paths = {path.name.partition("-idx")[0]: path for path in _files(name, folder)}
-    x, x_test = (sets.mnist.read_image_file(paths[f"{half}-images"]).numpy()[:, None] for half in ("train", "t10k"))
-    y, y_test = (sets.mnist.read_label_file(paths[f"{half}-labels"]).numpy() for half in ("train", "t10k"))
-    return Raw(x, y, x_test, y_test, _TEN if name == "mnist" else tuple(sets.FashionMNIST.classes))
+    mnist = torchvision.datasets.mnist
+    x, y, x_test, y_test = [mnist.read_sn3_pascalvincent_tensor(path).numpy() for path in _paths(name)]
+    return Raw(x[:, None], y, x_test[:, None], y_test, _TEN if name == "mnist" else tuple(mnist.FashionMNIST.classes))
 
 
 def read_own(path: Path) -> Raw:
-    """The reader's own images, in the forms described at the top of this module. Raises ValueError for other forms."""
-    return _read_folder(path) if path.is_dir() else _read_npz(path)
+    """The reader's own images, in the forms described at the top of this module.
 
-
-def _read_folder(folder: Path) -> Raw:
-    """`train/<class>/*` and `test/<class>/*`, or `<class>/*`, which is split."""
-    halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()]
+    Raises ValueError for arrays that are no images and labels, and for halves that do not match; what is missing in a
+    folder or a file is the error of :class:`torchvision.datasets.ImageFolder` or of :func:`numpy.load`.
+    """
+    if path.is_dir():
+        names = ("train", "test") if (path / "train").is_dir() else ("",)
+        halves = [_listed(path / name) for name in names]
+    else:
+        with np.load(path) as file:
+            names = ("", "_test") if "x_test" in file else ("",)
+            halves = [_stored(file[f"x{name}"], file[f"y{name}"]) for name in names]
+    x, y, classes = halves[0]
     if len(halves) == 1:
-        raise ValueError(f"{folder} has a folder {halves[0].name!r} and needs both 'train' and 'test', or neither")
-    if not halves:
-        return _split(*_listed(folder))
-    (x, y, classes), (x_test, y_test, test_classes) = map(_listed, halves)
-    if classes != test_classes:
-        odd = ", ".join(sorted({*classes} ^ {*test_classes}))
-        raise ValueError(f"{folder}: 'train' and 'test' need the same classes; only one of them has {odd}")
+        return _split(x, y, classes)
+    x_test, y_test, test_classes = halves[1]
+    if (classes, x.dtype, x.shape[1:]) != (test_classes, x_test.dtype, x_test.shape[1:]):
+        raise ValueError(f"{path}: training and test images need the same classes, type and shape")
     return Raw(x, y, x_test, y_test, classes)
 
 
 def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """The image files in the class folders, from each class in turn; their labels; the classes."""
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if len(classes) < 2:
-        raise ValueError(f"{folder} has {len(classes)} folders; at least 2 are needed, one for each class")
-    files = []
-    for label, name in enumerate(classes):
-        if not name.isprintable():  # this includes a name that is not UTF-8
-            raise ValueError(f"class {name!r} in {folder} has a name that cannot be printed; the folder needs another")
-        names = sorted(entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
-        names = [file for file in names if file.lower().endswith(_SUFFIXES)]
-        if not names:
-            raise ValueError(f"class {name!r} is empty: {folder / name} holds no file {', '.join(_SUFFIXES)}")
-        files += [(turn, label, os.path.join(folder, name, file)) for turn, file in enumerate(names)]
-    _, labels, paths = zip(*sorted(files), strict=True)
-    return np.array(paths), np.array(labels), tuple(classes)
+    found = torchvision.datasets.ImageFolder(folder)
+    files, y = np.array([file for file, _ in found.samples], dtype=object), np.array(found.targets)
+    turn = np.concatenate([np.arange(count) for count in np.bincount(y)])  # place in its class
+    order = np.lexsort((y, turn))
+    return files[order], y[order], tuple(found.classes)
 
 
-def decoded(files: Sequence[str]) -> np.ndarray:
-    """The images, (N, C, H, W) uint8, with C = 1 when all files are grey and 3 otherwise.
-
-    Raises ValueError for a file that is not a PNG or JPEG image, whatever its name, for images of more than one size,
-    and for images too many or too large to fit into memory.
-    """
-    from PIL import Image
-
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    images, first = [], None
-    for file in files:
-        try:
-            with Image.open(file, formats=("PNG", "JPEG")) as image:
-                first = first or image.size
-                if image.size != first:
-                    raise ValueError(f"it has {image.size} pixels and {files[0]} {first}; all images need one size")
-                if (needed := 4 * len(files) * math.prod(first)) > memory:
-                    raise ValueError(f"all images take {needed >> 30:,} GiB, and this machine has {memory >> 30:,}")
-                if image.mode.startswith(("I", "F")):
-                    raise ValueError(f"its pixels are of type {image.mode}; 8 bits per channel are needed")
-                images.append(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
-        except Exception as error:  # Pillow has many
-            raise ValueError(f"{file} cannot be read as an image of the set (PNG or JPEG): {error}") from error
-    if all(image.ndim == 2 for image in images):
-        return np.stack(images)[:, None]
-    return np.stack([image if image.ndim == 3 else np.dstack([image] * 3) for image in images]).transpose(0, 3, 1, 2)
-
-
-def _read_npz(path: Path) -> Raw:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file}
-    except Exception as error:  # numpy, zipfile and zlib raise many kinds
-        raise ValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from error
-    if set(arrays) not in ({"x", "y"}, {"x", "y", "x_test", "y_test"}):
-        raise ValueError(f"{path} has {', '.join(arrays)}; x and y are needed, and x_test with y_test or neither")
-    K = len(np.unique(arrays["y"]))
-    for half in ("", "_test")[: len(arrays) // 2]:
-        x, y = _channels_first(f"x{half} of {path}", arrays[f"x{half}"]), arrays[f"y{half}"]
-        if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
-            found = f"shape {y.shape} and type {y.dtype}"
-            raise ValueError(f"y{half} of {path} has {found}; one integer for each image is needed")
-        if K < 2 or not np.array_equal(np.unique(y), np.arange(K)):
-            raise ValueError(f"y{half} of {path} holds {np.unique(y)}; it has to hold 0 ... K-1, with K at least 2")
-        arrays |= {f"x{half}": x, f"y{half}": y.astype(np.int64)}
-    classes = tuple(map(str, range(K)))
-    if len(arrays) == 2:
-        return _split(arrays["x"], arrays["y"], classes)
-    raw = Raw(**arrays, classes=classes)
-    if raw.x.shape[1:] != raw.x_test.shape[1:] or raw.x.dtype != raw.x_test.dtype:
-        raise ValueError(f"x and x_test of {path} differ in the shape or the type of their images")
-    return raw
-
-
-def _channels_first(what: str, x: np.ndarray) -> np.ndarray:
-    found = f"shape {x.shape} and type {x.dtype}"
-    if x.dtype.kind == "f":
-        x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise ValueError(f"{what} holds numbers that are not finite in float32")
-    elif x.dtype != np.uint8:
-        raise ValueError(f"{what} has {found}; uint8 or floating point numbers are needed")
+def _stored(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Stored images as (N, C, H, W), their labels, and these as names of the classes."""
+    if x.ndim not in (3, 4):
+        raise ValueError(f"x has shape {x.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is needed")
+    checks.labels(torch.from_numpy(y), len(x))
     if x.ndim == 3:
         x = x[:, None]
-    elif x.ndim == 4 and x.shape[3] in (1, 3):
+    elif x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    if x.ndim != 4 or x.shape[1] not in (1, 3) or x.size == 0:
-        raise ValueError(f"{what} has {found}; (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3 is needed")
-    return x
+    return x, y, tuple(str(label) for label in range(y.max() + 1))
 
 
-def _split(images: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Raw:
-    """Every fifth image of each class, beginning with the second, goes to the test set."""
+def _split(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Raw:
+    """Every fifth image of each class, beginning with the second, is for the test."""
     test = np.zeros(len(y), dtype=bool)
     for label, name in enumerate(classes):
         rows = np.flatnonzero(y == label)
         if len(rows) < 2:
             raise ValueError(f"class {name!r} has {len(rows)} image; at least 2 are needed to split off a test set")
         test[rows[1::5]] = True
-    return Raw(images[~test], y[~test], images[test], y[test], classes)
+    return Raw(x[~test], y[~test], x[test], y[test], classes)
+
+
+def decoded(files: Sequence[str]) -> np.ndarray:
+    """The images, (N, C, H, W) uint8, with C = 1 when all of them are grey and 3 otherwise.
+
+    Raises ValueError for a file that Pillow cannot read, pixels of more than 8 bits, and images of several sizes.
+    """
+    from PIL import Image
+
+    images = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                if image.mode.startswith(("I", "F")):
+                    raise ValueError(f"its pixels are of type {image.mode}; 8 bits per channel are needed")
+                images.append(np.asarray(image.convert("RGB")))
+        except Exception as error:  # Pillow has many
+            raise ValueError(f"{file}: {error}") from error
+    if len(sizes := {image.shape[:2] for image in images}) > 1:
+        raise ValueError(f"images of one size are needed, not of {sorted(sizes)} pixels as in {Path(files[0]).parent}")
+    x = np.stack(images).transpose(0, 3, 1, 2)
+    return x[:, :1] if (x == x[:, :1]).all() else x
 
 
 # The command line ---------------------------------------------------------------------------------------------------
@@ -378,15 +296,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=("fetch", "list"))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DOWNLOADABLE)}; all by default")
     options = parser.parse_args(arguments)
-    folder, status = data_folder(), 0
     if options.command == "list":
         for name in NAMES:
-            lacking = absent(name, folder)
-            print(f"{name:<15} {f'absent: no {lacking}' if lacking else f'in {folder}'}")
-        return status
+            lacking = absent(name)
+            print(f"{name:<15} {f'absent: no {lacking}' if lacking else f'in {data_folder()}'}")
+        return 0
+    socket.setdefaulttimeout(60)  # a server that is silent for longer counts as no network
+    status = 0
     for name in options.names or DOWNLOADABLE:
         try:
-            print(f"{name}: {'downloaded into' if fetch(name) else 'already in'} {folder}", flush=True)
+            fetch(name)
+            print(f"{name}: in {data_folder()}", flush=True)
         except (OSError, ValueError) as error:  # another set may be there already, or on another server
             print(f"error: {error}", file=sys.stderr)
             status = 1

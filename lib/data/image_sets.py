@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,16 +33,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lib import checks
+from lib.book.kernel.notes import data_folder
 from lib.data import image_files
-from lib.data.image_files import DOWNLOADABLE, NAMES, TITLES, data_folder
+from lib.data.image_files import DOWNLOADABLE, NAMES, TITLES
 
 #: What "auto" prefers to the digits, see :func:`resolve`.
-STAND_INS = {"cifar10": ("cifar10-jpeg75",)}
+STAND_INS = {"cifar10": "cifar10-jpeg75"}
 #: Sets of which a reduced profile takes a part; it takes the digits, and the reader's own, whole.
-LARGE = (*DOWNLOADABLE, *(name for names in STAND_INS.values() for name in names))
+LARGE = tuple(name for name in NAMES if name != "digits")
 
 _TRAIN, _TEST = 0, 1  # one seed, independent streams for both halves and every class
-_refused: set[str] = set()  # sets whose download has failed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,7 +111,7 @@ class ImageSet:
 
     def __repr__(self) -> str:
         height, width = self.x.shape[2:]
-        colour = {1: "grey", 3: "colour"}[self.x.shape[1]]
+        colour = "grey" if self.x.shape[1] == 1 else "colour"
         return (
             f"{TITLES.get(self.name, f'the images of {self.name}')}: {self.K} classes, {len(self.x):,} training and "
             f"{len(self.x_test):,} test images of {height} × {width} {colour} pixels"
@@ -118,7 +119,7 @@ class ImageSet:
 
 
 def load(
-    name: str | os.PathLike,
+    dataset: str | os.PathLike,
     *,
     classes: Sequence[str | int] | None = None,
     at_most: tuple[int | None, int | None] = (None, None),
@@ -140,15 +141,15 @@ def load(
     >>> load("digits", at_most=(20, 5), pooled=4)
     the handwritten digits that come with scikit-learn: 10 classes, 200 training and 50 test images of 8 × 8 grey pixels
     """
-    if _is_path(name):
-        source = Path(os.path.expanduser(name))
-        raw, name = image_files.read_own(source), source.resolve().name
+    _must_exist(dataset)
+    if dataset in NAMES:
+        name, source = dataset, data_folder()
+        raw = image_files.read(name)
+    else:
+        source = Path(dataset).expanduser()
+        name, raw = source.resolve().name, image_files.read_own(source)
         if name in NAMES:  # a name of the book is a promise of what lies behind it
             name = f"folder {name}"
-    else:
-        checks.one_of(NAMES, name=name)
-        source = data_folder()
-        raw = image_files.read(name, source)
     image_files.note_files(name, source, raw)
     labels = _labels(classes, raw.classes)
     if whole and name not in LARGE:
@@ -163,7 +164,19 @@ def load(
     return found.pooled(pooled)
 
 
-def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> str:
+def load_wanted(dataset: str | os.PathLike, wanted: str, profile: str, **options) -> ImageSet:
+    """The images of a chapter that wants the set `wanted` and has the parameters `dataset` and `profile`.
+
+    That is :func:`load`, with these options, of the set that :func:`resolve` chooses; in the `paper` profile, "auto"
+    downloads the wanted set if it is absent. The field `name` says which set it has become. Raises what both raise.
+
+    >>> load_wanted("digits", "mnist", "laptop", at_most=(20, 5)).name
+    'digits'
+    """
+    return load(resolve(dataset, wanted, download=profile == "paper"), **options)
+
+
+def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> str | os.PathLike:
     """The name of the set to load: what "auto" stands for, or `dataset` itself.
 
     "auto" is the set `wanted` by the chapter if all its files are in the data folder, else its stand-in (for
@@ -171,39 +184,36 @@ def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> 
     `download=True`, "auto" first fetches the wanted set if it is absent; if that fails, one line says so, and the
     process does not try it again.
 
-    Raises ValueError for an unknown name, FileNotFoundError for a path at which there is nothing.
+    Raises ValueError for an unknown name and a path at which there is nothing.
     """
     checks.one_of(NAMES, wanted=wanted)
-    if dataset == "auto":
-        place = data_folder()
-        lacking = wanted in DOWNLOADABLE and image_files.absent(wanted, place)
-        if download and lacking and wanted not in _refused:
-            try:
-                image_files.fetch(wanted)
-            except (OSError, ValueError) as error:  # a read-only folder, a server that sends other files
-                _refused.add(wanted)
-                print(f"the stand-in for {TITLES[wanted]} is used: {error}")
-        candidates = (wanted, *STAND_INS.get(wanted, ()), "digits")
-        return next(name for name in candidates if image_files.absent(name, place) is None)
-    if _is_path(dataset):
-        if not os.path.exists(os.path.expanduser(dataset)):
-            raise FileNotFoundError(f"dataset = {str(dataset)!r}: there is no such folder or file")
-        return str(dataset)
-    checks.one_of(NAMES, dataset=dataset)
-    return dataset
+    if dataset != "auto":
+        _must_exist(dataset)
+        return dataset
+    if download and wanted in DOWNLOADABLE and image_files.absent(wanted):
+        _fetch_once(wanted)
+    candidates = (wanted, STAND_INS.get(wanted, "digits"), "digits")
+    return next(name for name in candidates if not image_files.absent(name))
 
 
-def _is_path(name: str | os.PathLike) -> bool:
-    """A name of the book is never taken for a path; anything else that looks like one, or exists, is."""
-    if name in NAMES or not name:
-        return False
-    return isinstance(name, os.PathLike) or "/" in name or name[0] in "~." or Path(name).exists() or ".npz" in name
+@cache
+def _fetch_once(name: str) -> None:
+    try:
+        image_files.fetch(name)
+    except (OSError, ValueError) as error:  # a read-only folder, a server that sends other files
+        print(f"the stand-in for {TITLES[name]} is used: {error}")
+
+
+def _must_exist(dataset: str | os.PathLike) -> None:
+    """ValueError unless this is the name of a set of the book or a path at which there is something."""
+    if dataset not in NAMES and not os.path.exists(os.path.expanduser(dataset)):
+        known = f"{', '.join(map(repr, NAMES))} or the path of your own images is needed"
+        raise ValueError(f"dataset = {str(dataset)!r}: {known}{checks.nearest(dataset, NAMES)}")
 
 
 def _labels(classes: Sequence[str | int] | None, names: tuple[str, ...]) -> list[int]:
     """Labels of the chosen classes, which are given by name or by label."""
-    if classes is None:
-        return list(range(len(names)))
+    classes = range(len(names)) if classes is None else classes
     labels = []
     for given in classes:
         checks.one_of((*names, *range(len(names))), classes=given)
@@ -232,7 +242,7 @@ def _drawn(y: np.ndarray, labels: Sequence[int], most: int | None, seed: int, ha
 
 def _unit(x: np.ndarray) -> Tensor:
     """Pixels as float32: 0 ... 255 become 0 ... 1, floating point stays."""
-    pixels = torch.from_numpy(np.ascontiguousarray(x)).to(torch.float32)
+    pixels = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     return pixels.div_(255) if x.dtype == np.uint8 else pixels
 
 
