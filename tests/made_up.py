@@ -1,6 +1,5 @@
 """Throw-away books, which the tests of the pipeline build, edit and break."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -11,8 +10,7 @@ import sys
 import nbformat
 import yaml
 
-from lib.book import execute as run
-from lib.book import inputs
+from lib.book import execute, inputs
 from lib.book.folders import ROOT
 from lib.book.ledger import claims
 from lib.book.page import Page, chapters
@@ -37,6 +35,30 @@ else:
 print(f"seed is {seed}")"""
 MACHINE = {"device": "cuda", "name": "Card 1", "torch": "2.13", "numpy": "2.3", "python": "3.11", "cuda": "13.0"}
 DATA = {"mnist": {"files": 4, "sha256": "0" * 64}}
+SETTINGS = ("--profile", "paper", "--seed", "7")
+NOTES = """import os
+from lib.book.kernel import devices, notes
+devices.choose("cpu")
+notes.note("data", name="some", files=2, sha256="ab")
+stored = open("chapters/other/stored.txt").read()
+print(os.environ.get("OMP_NUM_THREADS"), os.environ.get("COLLAPSE_GPU_SHARE"))"""
+ERRATA = """errata:
+- {id: slip, paper: feature-collapse, place: (7), kind: another constant, printed: $a$ is new,
+   corrected: $b$, shown_by: fc-one, how: by hand, consequence: none, transcription: it is not}
+"""
+SECTION = """(erratum-slip)=
+## What slipped
+
+<!-- erratum slip -->
+
+```{code-cell} ipython3
+print("decided")
+```
+
+<!-- consequence slip -->
+
+## The end
+"""
 
 
 def _heed_interrupts():
@@ -92,8 +114,8 @@ class Book:
 
     # ---------------------------------------------------------------------------------------- executions made up
 
-    def execute(self, name="one", profile="paper", x=42, without=(), **facts):
-        """What an execution with these values would leave."""
+    def pretend(self, name="one", profile="paper", x=42, read=(), without=(), **facts):
+        """Leave what an execution with these values would leave. read: the data sets that it read."""
         page = self.page(name)
         about = {"verdict": "?", "expected": {}, "profile": profile, "device": "cuda", "seconds": 1.5}
         about |= {"chapter": page.short, "dataset": "mnist"}
@@ -105,15 +127,16 @@ class Book:
         if name == "one":
             shown = ({claims.MIME: one} for one in measured)
             notebook.cells[-1].outputs = [nbformat.v4.new_output("display_data", data=data) for data in shown]
-        key = json.loads(json.dumps(inputs.key(page, {"profile": profile, "device": "cuda"})))
+        before = {"files": {}, "data": dict.fromkeys(read)}
+        key = json.loads(json.dumps(inputs.key(page, {"profile": profile, "device": "cuda"}, before)))
         noted = {"chapter": page.name, "key": key, "seconds": 9.5, "finished": "2026-11-22T10:00:00+00:00"}
         noted |= {"machine": MACHINE, "data": DATA, "resumed": 0, **facts}
         notebook.metadata["book"] = {key: value for key, value in noted.items() if key not in without}
-        run.keep(page, notebook)
+        execute.keep(page, notebook)
 
     def stale(self, **parameters):
         """Why chapters have to be executed, by chapter."""
-        reasons = run.stale(chapters(self.root), {"profile": "laptop", **parameters})
+        reasons = execute.stale(chapters(self.root), {"profile": "laptop", **parameters})
         return {page.path.stem: "; ".join(why) for page, why in reasons.items()}
 
     # ---------------------------------------------------------------------------------- the real thing, by commands
@@ -157,12 +180,6 @@ class Book:
 
     def notebook(self, name):
         return nbformat.read(self.build / "executed" / "chapters" / "part" / f"{name}.ipynb", as_version=4)
-
-    def published(self):
-        """The files of the published site, by their hashes."""
-        site = self.build / "html"
-        found = (path for path in site.rglob("*") if path.is_file())
-        return {str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
     def printed(self, name):
         outputs = (output for cell in self.notebook(name).cells for output in cell.get("outputs", []))

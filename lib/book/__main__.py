@@ -16,11 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lib.book import execute as run
-from lib.book import folders
-from lib.book import page as chapters
+from lib.book import execute, folders
 from lib.book.kernel import devices
 from lib.book.kernel.profiles import PROFILES
+from lib.book.page import BadInput, SiteError, chapters, pages, select
 
 # The modules that make pages and judge claims load Jinja, nbformat and others, so the commands import them on demand.
 
@@ -30,7 +29,7 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
-VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "OLD")  # what `make` was given, in BOOK_PROFILE, ...
+# What `make` was given, PROFILE=..., is in BOOK_PROFILE, ...
 Profile = Annotated[Literal[PROFILES], typer.Option(envvar="BOOK_PROFILE", help="How much is computed.")]
 Chapter = Annotated[str, typer.Option(envvar="BOOK_CHAPTER", help="Paths or globs, commas between; else all chapters.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="BOOK_DEVICE", help="Where it is computed.")]
@@ -38,51 +37,51 @@ Seed = Annotated[int | None, typer.Option(envvar="BOOK_SEED", min=0, max=2**62 -
 Jobs = Annotated[int | None, typer.Option(
     envvar="BOOK_JOBS", min=1,
     help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
-    f"each: by default one for each core, and at most {run.MOST_JOBS}; with 1 a chapter has all to itself.",
+    f"each: by default one for each core, and at most {execute.MOST_JOBS}; with 1 a chapter has all to itself.",
 )]  # fmt: skip
 Old = Annotated[str, typer.Option(envvar="BOOK_OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
 
 
-def command(function):
+def command(name: str):
     """Register a command: bad input ends it with status 2, a failure with 1, an interruption with 130."""
 
-    @functools.wraps(function)
-    def guarded(**options):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            for name in VARIABLES:
-                if os.environ.get(f"BOOK_{name}") == "":
-                    raise chapters.BadInput(f"{name} is given and empty: leave it out, or say what it is")
-            status = function(**options)
-        except (chapters.BadInput, chapters.SiteError) as error:
-            console.print(f"error: {error}", style="red")
-            status = 2 if isinstance(error, chapters.BadInput) else 1
-        except KeyboardInterrupt:
-            console.print("interrupted: what is finished and the published site are kept, the next build goes on")
-            sys.stdout.flush()
-            os._exit(130)  # does not wait for threads that wait for a killed kernel
-        raise typer.Exit(status or 0)
+    def register(function):
+        @functools.wraps(function)
+        def guarded(**options):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            try:
+                status = function(**options)
+            except (BadInput, SiteError) as error:
+                console.print(f"error: {error}", style="red")
+                status = 2 if isinstance(error, BadInput) else 1
+            except KeyboardInterrupt:
+                console.print("interrupted: what is finished and the published site are kept, the next build goes on")
+                sys.stdout.flush()
+                os._exit(130)  # does not wait for threads that wait for a killed kernel
+            raise typer.Exit(status or 0)
 
-    return app.command(help=function.__doc__)(guarded)
+        return app.command(name, help=function.__doc__)(guarded)
+
+    return register
 
 
-@command
-def build(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
-          jobs: Jobs = None, force: Force = False):  # fmt: skip
+@command("build")
+def build_site(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
+               jobs: Jobs = None, force: Force = False):  # fmt: skip
     """Execute the stale chapters and publish the site."""
-    from lib.book.site import publish as site
+    from lib.book.site import publish
 
     started = time.monotonic()
-    selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
-    with run.lock(console.print):
-        outcomes = run.execute(selected, parameters, jobs, console, force)
-        status = _report(outcomes)
+    selected, parameters = _selection(profile, chapter, device, seed)
+    _check_declarations(whole=not chapter)
+    with execute.lock(console.print):
+        status = _report(execute.execute(selected, parameters, jobs, console, force))
         if status:
             console.print("the published site is as it was")
             return status
         with console.status("building the site"):
-            html, anew, missing, found = site.publish(partial=bool(chapter))
+            html, anew, missing, found = publish.publish(partial=bool(chapter))
     if missing:
         names = ", ".join(page.short for page in missing)
         console.print(f"shown without results, because never executed as they are now: {names} (run `make book`)")
@@ -92,83 +91,78 @@ def build(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "
     console.print(f"site {state} in {time.monotonic() - started:.1f} s: {html / 'index.html'}")
 
 
-@command
-def execute(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
-            jobs: Jobs = None, force: Force = False):  # fmt: skip
+@command("execute")
+def execute_chapters(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
+                     jobs: Jobs = None, force: Force = False):  # fmt: skip
     """Execute the stale chapters, and leave the site alone."""
-    selected, parameters, jobs = _settings(profile, chapter, device, seed, jobs)
-    with run.lock(console.print):
-        return _report(run.execute(selected, parameters, jobs, console, force))
+    selected, parameters = _selection(profile, chapter, device, seed)
+    _check_declarations(whole=not chapter)
+    with execute.lock(console.print):
+        return _report(execute.execute(selected, parameters, jobs, console, force))
 
 
-@command
-def publish():
+@command("publish")
+def publish_site():
     """Build the site from the chapters as they were last executed."""
-    from lib.book.site import publish as site
+    from lib.book.site import publish
 
-    _validate_claims()
-    with run.lock(console.print), console.status("building the site"):
-        html, anew, *_ = site.publish()
+    _check_declarations()
+    with execute.lock(console.print), console.status("building the site"):
+        html, anew, *_ = publish.publish()
     console.print(f"site {'built' if anew else 'unchanged'}: {html / 'index.html'}")
 
 
-@command
-def pdf():
+@command("pdf")
+def print_site():
     """Print the published site into one file, and a poster; the site's first page then offers both."""
-    from lib.book.site.pdf import NAME, publish
+    from lib.book.site import pdf
 
     html = folders.BUILD / "html"
-    with run.lock(console.print), console.status("printing the book"):
-        sheets = publish(html)
-    console.print(f"{sheets} pages: {html / NAME}")
+    with execute.lock(console.print), console.status("printing the book"):
+        sheets = pdf.publish(html)
+    console.print(f"{sheets} pages: {html / pdf.NAME}")
 
 
-@command
-def status(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None):
+@command("status")
+def show_status(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None):
     """Say which chapters are stale, and why."""
     selected, parameters = _selection(profile, chapter, device, seed)
-    stale = run.stale(selected, parameters)
+    stale = execute.stale(selected, parameters)
     table = Table("chapter", "state", "why", box=None)
     for page in selected:
         table.add_row(page.short, "stale" if page in stale else "current", "; ".join(stale.get(page, [])))
     console.print(table)
 
 
-@command
-def claims():
+@command("claims")
+def write_claims():
     """Write claims.json from the chapters as they were last executed, and print its summary."""
     from lib.book import records
-    from lib.book.site import compose
-    from lib.book.site import publish as site
+    from lib.book.site import compose, publish
 
-    _validate_claims()
-    with run.lock(console.print):
-        rows = site.write_claims(compose.collect(chapters.pages())[1], records.read())
-    table = Table("claim", "verdict", "profile", "chapter", box=None)
-    for row in rows:
-        table.add_row(row["id"], row["verdict"], row["profile"] or "", row["chapter"] or "")
-    console.print(table)
-    console.print(f"{len(rows)} claims: {_tally(rows)}")
-    console.print(str(folders.BUILD / "claims.json"))
+    _check_declarations()
+    with execute.lock(console.print):
+        rows = publish.write_claims(compose.collect(pages())[1], records.read())
+    console.print(f"{len(rows)} claims: {_tally(rows)}; see {folders.BUILD / 'claims.json'}")
 
 
-@command
-def diff(old: Old = ""):
+@command("diff")
+def show_changes(old: Old = ""):
     """Say which verdicts and values changed since an older claims.json, or since the last release."""
-    from lib.book.site.changes import RELEASE, changes
+    from lib.book.site import changes
 
-    for line in changes(Path(old or folders.ROOT / RELEASE), folders.BUILD / "claims.json"):
+    for line in changes.changes(Path(old or folders.ROOT / changes.RELEASE), folders.BUILD / "claims.json"):
         console.print(line)
 
 
-@command
-def record(chapter: Chapter = ""):
+@command("record")
+def keep_records(chapter: Chapter = ""):
     """Keep what the chapters measured, as last executed in the paper or the night profile, in recorded/."""
     from lib.book import records
 
-    _validate_claims(partial=True, recorded=False)
-    selected = chapters.select(chapters.chapters(), chapter)
-    with run.lock(console.print):
+    _check_declarations(whole=False, recorded=False)
+    selected = select(chapters(), chapter)
+    with execute.lock(console.print):
         written = records.record(selected, announce=console.print)
     for taken in written:
         when = f"{taken['finished'][:10]} on {taken['machine']['name']}"
@@ -178,47 +172,39 @@ def record(chapter: Chapter = ""):
 def _selection(profile: str, chapter: str, device: str, seed: int | None):
     """The selected chapters and the parameters to inject; raises BadInput for an unknown chapter or missing device."""
     if device == "cuda" and (why := devices.missing()):
-        raise chapters.BadInput(f"device 'cuda' is not available: {why}; use auto or cpu")
-    given = {"profile": profile, "device": device, "seed": seed}
-    parameters = {name: value for name, value in given.items() if value is not None}
-    return chapters.select(chapters.chapters(), chapter), parameters
+        raise BadInput(f"device 'cuda' is not available: {why}; use auto or cpu")
+    parameters = {"profile": profile, "device": device}
+    if seed is not None:
+        parameters["seed"] = seed
+    return select(chapters(), chapter), parameters
 
 
-def _settings(profile: str, chapter: str, device: str, seed: int | None, jobs: int | None):
-    """What `_selection` gives, and the number of jobs; raises BadInput, also for claims and errata, before any work."""
-    selected, parameters = _selection(profile, chapter, device, seed)
-    _validate_claims(partial=bool(chapter))
-    return selected, parameters, jobs or min(run.MOST_JOBS, run.cores())
-
-
-def _validate_claims(partial: bool = False, recorded: bool = True) -> None:
+def _check_declarations(whole: bool = True, recorded: bool = True) -> None:
     """End the command if declarations are damaged, claims are undeclared, misspelt or checked twice, or errata lack
-    their section. A build of some chapters does not check the errata of all, and the command that makes a damaged
-    record anew does not check the existing records first."""
+    their section. A build of some chapters does not check the errata of all, and the command that makes records anew
+    does not check those that there are."""
     from lib.book import records
-    from lib.book.ledger import claims as ledger
-    from lib.book.ledger import errata
+    from lib.book.ledger import claims, errata
 
     try:
         if recorded:
-            records.check()
-        everything = chapters.chapters()
-        ledger.check_sources(everything)
-        if not partial:
-            errata.check(page.path for page in everything)
+            records.load()
+        claims.check_sources(chapters())
+        if whole:
+            errata.check_sections(page.path for page in chapters())
     except ValueError as error:
-        raise chapters.BadInput(str(error)) from error
+        raise BadInput(str(error)) from error
 
 
-def _report(outcomes: list[run.Outcome]) -> int:
+def _report(outcomes: list[execute.Outcome]) -> int:
     """Print one line per chapter, then what failed; returns the exit status."""
     from lib.book.site import compose
 
     table = Table("chapter", "state", "time", "claims", box=None)
     for outcome in outcomes:
-        records = {} if outcome.state == "FAILED" else compose.collect([outcome.page])[1]
+        judged = {} if outcome.state == "FAILED" else compose.collect([outcome.page])[1]
         seconds = f"{outcome.seconds:.1f} s" if outcome.seconds else ""
-        table.add_row(outcome.page.short, outcome.state, seconds, _tally(records.values()))
+        table.add_row(outcome.page.short, outcome.state, seconds, _tally(judged.values()))
     console.print(table)
     failed = [outcome for outcome in outcomes if outcome.state == "FAILED"]
     for outcome in failed:

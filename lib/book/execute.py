@@ -12,16 +12,13 @@ import contextlib
 import datetime
 import fcntl
 import functools
-import glob
 import json
 import logging
 import math
 import os
 import platform
 import re
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,14 +26,16 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+
 from lib.book import folders, inputs
 from lib.book.atomic import atomically
 from lib.book.inputs import sha, version
-from lib.book.kernel import devices
-from lib.book.kernel.notes import read as read_notes
+from lib.book.kernel import devices, notes
 from lib.book.page import BadInput, Page
 
 MOST_JOBS = 4  # chapters side by side: each takes its share of the memory, too
+RESULT = "executed.ipynb"  # what papermill writes, in the folder of a running chapter
 GPU_MEMORY = 0.95  # the part of a GPU's memory that is shared; the rest is for what the driver takes for each process
 
 
@@ -67,37 +66,22 @@ def executed_notebook(page: Page):
 def noted(page: Page) -> dict:
     """What is noted about the execution that made the kept notebook of a chapter: its key, the machine, the time.
 
-    Empty if there is no notebook, or if it was cut off or edited or is of another version of this module.
+    Empty if there is no notebook, or if it was cut off or is of another version of this module.
     """
-    parts = {"code", "parameters", "lib", "versions", "files"}
     try:
-        kept = json.loads(executed_path(page).read_text(encoding="utf8"))
-        book = kept["metadata"]["book"]
-        known = (
-            parts <= book["key"].keys()
-            and isinstance(book["key"]["data"], dict)
-            and {"finished", "seconds", "machine", "data"} <= book.keys()
-        )
-        return book if book.pop("checksum") == checksum(kept) and known else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        book = json.loads(executed_path(page).read_text(encoding="utf8"))["metadata"]["book"]
+        known = {"code", "parameters", "lib", "versions", "files", "data"} <= book["key"].keys()
+        return book if known and {"finished", "seconds", "machine", "data"} <= book.keys() else {}
+    except (OSError, ValueError, KeyError):
         return {}
 
 
 def keep(page: Page, notebook) -> None:
-    """Write the executed notebook of a chapter, with a checksum of everything else in it."""
+    """Write the executed notebook of a chapter."""
     import nbformat
 
-    kept = json.loads(nbformat.writes(notebook))
-    kept["metadata"]["book"]["checksum"] = checksum(kept)
     with atomically(executed_path(page)) as partial:
-        partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-
-
-def checksum(record: dict) -> str:
-    """SHA-256 of the canonical JSON of all that a record says besides its checksum."""
-    rest = {name: value for name, value in record.items() if name != "checksum"}
-    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return sha(canonical.encode("utf-8", "surrogatepass"))
+        nbformat.write(notebook, partial)
 
 
 def stale(pages: list[Page], parameters: dict) -> dict[Page, list[str]]:
@@ -143,8 +127,9 @@ def cores() -> int:
     return joblib.cpu_count()
 
 
-def _prepare_environment(root: Path, jobs: int) -> None:
-    """Set what kernels inherit: the running interpreter, the root of the repository, no settings of the user's own."""
+def _set_environment(root: Path, jobs: int) -> None:
+    """Set what kernels inherit: the running interpreter, the root of the repository, no settings of the user's own, and
+    their shares of the machine if there are several jobs."""
     os.chdir(root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
@@ -162,71 +147,54 @@ def _prepare_environment(root: Path, jobs: int) -> None:
 # ------------------------------------------------------------------------------------------------ many chapters
 
 
-def execute(selected: list[Page], parameters: dict, jobs: int, console, force: bool = False) -> list[Outcome]:
+def execute(
+    selected: list[Page], parameters: dict, jobs: int | None, console: Console, force: bool = False
+) -> list[Outcome]:
     """Execute those selected chapters that are stale, at most `jobs` at a time; the longest begin first.
 
-    A failing chapter leaves its partial notebook in `failed/` and stops no other. On KeyboardInterrupt the kernels
-    are killed before it is passed on; finished chapters stay.
+    jobs: None for one per core, and at most `MOST_JOBS`.
+
+    A failing chapter leaves its partial notebook in `failed/` and stops no other. After a KeyboardInterrupt finished
+    chapters stay, and kernels end with this process.
     """
-    _download(selected, parameters, console)
+    if parameters.get("profile") == "paper":
+        _download(selected)  # first, since which sets there are decides what is stale
     todo = selected if force else stale(selected, parameters)
     todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))  # what is unknown may be the longest
-    for page in todo:
-        _ = page.notebook  # one that cannot be read is refused before any is executed
-        if "claims.Ledger(" in page.text and "profile" not in page.declared:
-            raise BadInput(f"{page.name}.md: no cell with the tag `parameters` sets `profile`")
-    outcomes = {page: Outcome(page, "up to date") for page in selected}
     on_auto = parameters.get("device") == "auto" and any("device" in page.declared for page in todo)
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")
+    outcomes = {page: Outcome(page, "up to date") for page in selected}
     if todo:
-        allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of open files
-        if allowed < (needed := 96 + 32 * min(jobs, len(todo))):  # for kernels side by side, with some to spare
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+        jobs = jobs or min(MOST_JOBS, cores())
         outcomes |= {outcome.page: outcome for outcome in _execute_all(todo, parameters, jobs, console)}
     return [*outcomes.values()]
 
 
-def _download(selected: list[Page], parameters: dict, console) -> None:
-    """Fetch the image sets that the claims of the stale ones of these chapters name, in the paper profile.
+def _download(selected: list[Page]) -> None:
+    """Fetch the image sets that the claims of these chapters name. What fails, that command says."""
+    from lib.book.ledger import claims
 
-    This is done before it is decided what to execute, since it counts which sets there are. If fetching fails, a line
-    says so.
-    """
-    from lib.book.ledger import claims, declarations
-
-    if parameters.get("profile") != "paper":
-        return
-    pages = [page for page in stale(selected, parameters) if page.declared.get("dataset") == "auto"]
-    declared = declarations.read().claims
-    names = sorted({name for claim in claims.checked(pages) for name in declared[claim].get("data", ())})
-    if not names:
-        return
-    with console.status(f"looking for {', '.join(names)}"):
-        command = [sys.executable, "-m", "lib.data.image_files", "fetch", *names]
-        process = subprocess.run(command, cwd=selected[0].root, capture_output=True, text=True)
-    for line in process.stderr.splitlines():
-        if line.startswith("error: "):
-            console.print(line.removeprefix("error: "))
+    names = claims.data_sets(page for page in selected if page.declared.get("dataset") == "auto")
+    if names:
+        subprocess.run([sys.executable, "-m", "lib.data.image_files", "fetch", *names], cwd=selected[0].root)
 
 
-def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
+def _execute_all(todo: list[Page], parameters: dict, jobs: int, console: Console) -> list[Outcome]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from lib.book import forks  # which loads jupyter_client
 
-    _prepare_environment(todo[0].root, jobs)
-    _register_engine()
+    _set_environment(todo[0].root, jobs)
     forks.prepare({name for page in todo for name in inputs.imports(page)})
     shutil.rmtree(folders.BUILD / "running", ignore_errors=True)  # what an interrupted build left
     done: list[Outcome] = []
-    clients: set = set()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     pool = ThreadPoolExecutor(max_workers=jobs)
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             whole = progress.add_task("chapters", total=len(todo))
-            pending = {pool.submit(_attempt, page, parameters, progress, clients) for page in todo}
+            pending = {pool.submit(_execute_one, page, parameters, progress) for page in todo}
             while pending:
                 # not for ever: an interrupt that another thread receives is only seen when this one wakes
                 finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
@@ -234,14 +202,8 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
                     done.append(one := future.result())
                     progress.advance(whole)
                     progress.print(f"[{len(done)}/{len(todo)}] {one.page.short}: {one.state} in {one.seconds:.1f} s")
-    except BaseException:
+    finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for client in list(clients):
-            # one that is just starting has no process yet; a kernel leads its own session, so its children die with it
-            with contextlib.suppress(OSError, AttributeError):
-                os.killpg(client.km.provisioner.process.pid, signal.SIGKILL)
-        raise
-    pool.shutdown()
     shutil.rmtree(folders.BUILD / "running", ignore_errors=True)  # what is kept of it is in `executed` or `failed`
     return done
 
@@ -249,40 +211,52 @@ def _execute_all(todo: list[Page], parameters, jobs, console) -> list[Outcome]:
 # ---------------------------------------------------------------------------------------------------- one chapter
 
 
-def _attempt(page: Page, *arguments) -> Outcome:
-    """Execute one chapter. If a disk is full, it is this chapter that fails."""
+def _execute_one(page: Page, parameters: dict, progress) -> Outcome:
+    """Execute one chapter, and keep its notebook or what there is of it. If a disk is full, this chapter fails."""
     started = time.monotonic()
+    running = folders.BUILD / "running" / page.name
     try:
-        return _execute_one(page, *arguments)
-    except OSError as error:
-        error = f"the files that its execution needs or leaves, in {folders.BUILD}: {error}"
-        return Outcome(page, "FAILED", time.monotonic() - started, error)
+        key = inputs.key(page, parameters)
+        unfinished = unfinished_runs(page, key)
+        running.mkdir(parents=True, exist_ok=True)
+        error = _run(page, parameters, running, unfinished, progress)
+        seconds = time.monotonic() - started
+        if not error:
+            _finish(page, running, facts(page, key, notes.read(running / "notes"), seconds))
+            shutil.rmtree(unfinished, ignore_errors=True)  # its runs are in the notebook
+            return Outcome(page, "executed", seconds)
+        if (running / RESULT).exists():
+            failed = executed_path(page, "failed")
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(running / RESULT, failed)
+            error += f"\nthe notebook up to there: {failed}"
+        if unfinished.exists():
+            error += "\nits finished runs are kept: the next build goes on from them, unless the code changes"
+    except OSError as problem:
+        error = f"the files that its execution needs or leaves, in {folders.BUILD}: {problem}"
+    return Outcome(page, "FAILED", time.monotonic() - started, error)
 
 
-def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
+def _run(page: Page, parameters: dict, running: Path, unfinished: Path, progress) -> str:
+    """Run the cells in a kernel, into a notebook in the folder `running`; returns where and why this failed, if so."""
     import nbformat
     import papermill
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
-    started = time.monotonic()
-    key = inputs.key(page, parameters)
-    everything = str(inputs.data_folder()) if "dataset" in page.declared else ""  # since it may read any of it
-    unfinished = _unfinished(page, key | {"data": [key["data"], inputs.fingerprint(everything)]})
-    running = folders.BUILD / "running" / page.name
-    running.mkdir(parents=True, exist_ok=True)
-    source, result, log, notes = (running / name for name in ("source.ipynb", "executed.ipynb", "log", "notes"))
+    source, log = running / "source.ipynb", running / "log"
     nbformat.write(page.notebook, source)
     declared = {name: value for name, value in parameters.items() if name in page.declared}
+    reports = {"COLLAPSE_NOTES": str(running / "notes"), "COLLAPSE_UNFINISHED": str(unfinished)}
     bar = progress.add_task(f"  {page.short}", total=len(page.code) + bool(declared))
     begun: list = []  # cells
-    error = ""
-    reports = {"COLLAPSE_NOTES": str(notes), "COLLAPSE_UNFINISHED": str(unfinished)}
     try:
         papermill.execute_notebook(
-            source, result, parameters=declared, engine_name="book", kernel_name="python3", progress_bar=False,
-            clients=clients, environment=reports, log=log, on_cell_execute=lambda cell, **_: begun.append(cell),
-            on_cell_executed=lambda **_: progress.advance(bar),
+            source, running / RESULT, parameters=declared, kernel_name="python3", progress_bar=False,
+            config=Config(BookProvisioner={"environment": reports, "stderr": str(log)}),
+            on_cell_execute=lambda cell, **_: begun.append(cell), on_cell_executed=lambda **_: progress.advance(bar),
         )  # fmt: skip
+        return ""
     except PapermillExecutionError as failure:
         lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(failure.traceback)).split("Cell In")[-1]
         error = "".join(re.findall(r"(?m)^-+> *(\d+ .*\n)", lines)[:1]) + f"{failure.ename}: {failure.evalue}"
@@ -291,85 +265,61 @@ def _execute_one(page: Page, parameters, progress, clients) -> Outcome:
         error = "\n".join([f"{type(failure).__name__}: {failure}", *last])
     finally:
         progress.remove_task(bar)
-    seconds = time.monotonic() - started
-    failed = executed_path(page, "failed")
-    if error:
-        error = _place(begun, len(page.code)) + error
-        if result.exists():
-            failed.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(result, failed)
-            error += f"\nthe notebook up to there: {failed}"
-        if unfinished.exists():
-            error += "\nits finished runs are kept: the next build goes on from them, unless the code changes"
-        return Outcome(page, "FAILED", seconds, error)
-    notebook = nbformat.read(result, as_version=4)
-    for name in ("input_path", "output_path"):  # where it was executed is nobody's business
-        notebook.metadata.papermill.pop(name, None)
-    read = read_notes(notes).get("read", [])
-    key["files"] |= {fact["file"]: inputs.content(page.root / fact["file"]) for fact in read if "file" in fact}
-    key["data"] |= inputs.data_read([fact["data"] for fact in read if "data" in fact], None, inputs.fingerprint)
-    notebook.metadata["book"] = {"chapter": page.name, "key": key, **_facts(notes, seconds)}
-    keep(page, notebook)
-    failed.unlink(missing_ok=True)  # of an earlier try
-    shutil.rmtree(unfinished, ignore_errors=True)  # its runs are in the notebook
-    return Outcome(page, "executed", seconds)
+    return _place(begun, len(page.code)) + error
 
 
-def _register_engine() -> None:
-    """Register papermill's engine with three additions: cells are counted, the kernel can be found and killed, and it
-    has an environment of its own."""
-    from papermill.clientwrap import PapermillNotebookClient
-    from papermill.engines import NBClientEngine, papermill_engines
-
-    from lib.book import forks
-
-    class BookEngine(NBClientEngine):
-        @classmethod
-        def execute_managed_notebook(cls, nb_man, kernel_name, clients, environment, log, start_timeout=60, **hooks):
-            hooks = {name: hook for name, hook in hooks.items() if name.startswith("on_cell")}
-            client = PapermillNotebookClient(
-                nb_man, timeout=None, startup_timeout=start_timeout, kernel_name=kernel_name,
-                kernel_manager_class=forks.MANAGER, **hooks,
-            )  # fmt: skip
-            clients.add(client)
-            try:
-                with open(log, "w") as stderr:
-                    client.execute(env={**os.environ, **environment}, stderr=stderr)
-            finally:
-                clients.discard(client)
-
-    papermill_engines.register("book", BookEngine)
-
-
-def _unfinished(page: Page, key: dict) -> Path:
+def unfinished_runs(page: Page, key: dict) -> Path:
     """The folder for the runs that a chapter with this key has finished. Folders of another state of the code, the
     versions or the data are removed; those of other parameters wait for a build with these parameters."""
-    parent = folders.BUILD / "unfinished"
-    parameters, whole = (sha(json.dumps(part, sort_keys=True).encode())[:16] for part in (key["parameters"], key))
-    mine = f"{page.name.replace('/', '.')}@{parameters}"
-    folder = parent / f"{mine}-{whole}"
-    for other in parent.glob(f"{glob.escape(mine)}-*"):  # of this chapter alone, whatever its name
+    if "dataset" in page.declared:  # it may read any of the data
+        key = {**key, "all data": inputs.fingerprint(str(notes.data_folder()))}
+    parameters = sha(json.dumps(key["parameters"], sort_keys=True).encode())[:16]
+    whole = sha(json.dumps(key, sort_keys=True).encode())[:16]
+    folder = folders.BUILD / "unfinished" / page.name / parameters / whole
+    for other in folder.parent.glob("*"):
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
     return folder
 
 
-def _facts(path: Path, seconds: float) -> dict:
-    """What is kept about an execution, from what its kernel noted; a chapter that chose no device used the CPU."""
-    by_kind = {"device": [], "data": [], "resumed": [], **read_notes(path)}
-    chosen = sorted(by_kind["device"], key=lambda fact: fact["device"] == "cuda")  # a GPU last, if one was used as well
+def facts(page: Page, key: dict, told: dict[str, list[dict]], seconds: float) -> dict:
+    """What is kept about an execution.
+
+    key: of the chapter as it began. told: what its kernel noted since, as `notes.read` has it. What it read becomes a
+    part of the key; a chapter that chose no device used the CPU.
+    """
+    told = {"device": [], "data": [], "resumed": [], "read": [], **told}
+    chosen = sorted(told["device"], key=lambda fact: fact["device"] == "cuda")  # a GPU last, if one was used as well
     device = chosen[-1] if chosen else {"device": "cpu", "name": devices.name("cpu")}
+    files = [fact["file"] for fact in told["read"] if "file" in fact]
+    sets = [fact["data"] for fact in told["read"] if "data" in fact]
+    key["files"] |= {name: inputs.content(page.root / name) for name in files}
+    key["data"] |= inputs.data_read(sets, None, inputs.fingerprint)
     return {
-        "seconds": round(seconds + sum(fact["seconds"] for fact in by_kind["resumed"]), 1),
+        "chapter": page.name,
+        "key": key,
+        "seconds": round(seconds + sum(fact["seconds"] for fact in told["resumed"]), 1),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             **{name: device.get(name) for name in ("device", "name", "cuda")},
             **{name: version(name) for name in ("torch", "numpy")},
             "python": platform.python_version(),
         },
-        "data": {fact["name"]: {"files": fact["files"], "sha256": fact["sha256"]} for fact in by_kind["data"]},
-        "resumed": sum(fact["runs"] for fact in by_kind["resumed"]),
+        "data": {fact["name"]: {"files": fact["files"], "sha256": fact["sha256"]} for fact in told["data"]},
+        "resumed": sum(fact["runs"] for fact in told["resumed"]),
     }
+
+
+def _finish(page: Page, running: Path, book: dict) -> None:
+    """Keep the notebook that papermill has written, with what is noted about its execution."""
+    import nbformat
+
+    notebook = nbformat.read(running / RESULT, as_version=4)
+    for name in ("input_path", "output_path"):  # where it was executed is nobody's business
+        notebook.metadata.papermill.pop(name, None)
+    notebook.metadata["book"] = book
+    keep(page, notebook)
+    executed_path(page, "failed").unlink(missing_ok=True)  # of an earlier try
 
 
 def _place(begun: list, number: int) -> str:

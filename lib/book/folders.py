@@ -28,17 +28,17 @@ def _vacant(folder: Path) -> bool:
     return not os.path.lexists(folder) or os.path.isdir(folder) and not {*os.listdir(folder)} - {MARK}
 
 
-def _around(folder: Path, root: Path) -> bool:
+def _around(folder: Path) -> bool:
     """Whether it is the checkout or contains it, also through links."""
-    return os.path.exists(folder) and any(os.path.samefile(folder, place) for place in (root, *root.parents))
+    return os.path.exists(folder) and any(os.path.samefile(folder, place) for place in (ROOT, *ROOT.parents))
 
 
-def refused(build: Path, root: Path = ROOT) -> str:
+def refused(build: Path) -> str:
     """Why nothing is written to this build folder, and nothing deleted in it; empty if it may be used."""
     reason, html = "", build / "html"
-    if _around(build, root):
+    if _around(build):
         reason = "is the folder of the book, or contains it"
-    elif not (_vacant(build) or (build / MARK).exists() or _older(build, root)):
+    elif not (_vacant(build) or (build / MARK).exists() or _default(build)):
         reason = "holds what no build has made"
     elif links := [name for name in REPLACED if (build / name).is_symlink()]:
         reason = f"has a link at {links[0]}, where builds delete files"
@@ -47,13 +47,9 @@ def refused(build: Path, root: Path = ROOT) -> str:
     return reason and f"BOOK_BUILD = '{build}' {reason}: a new or empty folder is needed, or one that a build has made"
 
 
-def _older(build: Path, root: Path) -> bool:
-    """Whether it was made before there were marks; in the default folder the suite or a sweep may have come first."""
-    signs = (build / ".lock").is_file(), (build / "executed").is_dir()
-    default = root / "_build"
-    if default.is_symlink() or not (default.exists() and default.samefile(build)):
-        return all(signs)
-    return any(signs) or {*os.listdir(build)} <= {"results", "smoke"}
+def _default(build: Path) -> bool:
+    """Whether it is the folder `_build` of the checkout, in which the suite may have been before any build."""
+    return build == ROOT / "_build" and not build.is_symlink()
 
 
 def take(folder: Path) -> None:
@@ -84,7 +80,7 @@ def set_up(folder: Path) -> str:
     Returns why a folder is refused.
     """
     reason = ""
-    if _around(folder, ROOT):
+    if _around(folder):
         reason = "is the folder of the book, or contains it"
     elif not _vacant(folder) and not (folder / "pyvenv.cfg").is_file():
         reason = "is no virtual environment"

@@ -1,8 +1,11 @@
 """Kernels forked from one process that has imported the large packages once, instead of starting one interpreter each.
 
 Importing torch, torchvision, matplotlib and scipy takes longer than many a chapter. Each kernel remains a process of
-its own, with its own environment, and imports the modules of `lib` itself, except the one that is torchvision.
+its own, with its own environment, and imports the modules of `lib` itself, except the one that is torchvision. Only on
+Linux: elsewhere a process that has loaded the system's own libraries may not fork, and jupyter_client starts kernels.
 """
+
+from __future__ import annotations
 
 import multiprocessing
 import os
@@ -10,15 +13,18 @@ import signal
 import sys
 import threading
 import uuid
+from importlib.metadata import EntryPoint
 from multiprocessing import forkserver
 
-from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
+from traitlets import Dict, Unicode
 
 from lib.book.kernel import notes
 
 # These can be imported before a fork: OpenBLAS renews its threads after it, and no chapter uses NumPy's global
 # generator, which all kernels would share. `lib.data.vision` is torchvision.
 LARGE = ("torch", "numpy", "matplotlib.pyplot", "scipy.optimize", "scipy.stats", "networkx", "lib.data.vision")
+FORKED = sys.platform == "linux"
 
 
 def prepare(imported: set[str]) -> None:
@@ -26,12 +32,55 @@ def prepare(imported: set[str]) -> None:
 
     The packages find the current environment when they are imported.
     """
-    large = [name for name in LARGE if name in imported]
-    multiprocessing.set_forkserver_preload(["ipykernel.ipkernel", *large])
-    if MANAGER is ForkedKernel:
+    factory = KernelProvisionerFactory.instance()
+    factory.provisioners["book"] = EntryPoint("book", f"{__name__}:BookProvisioner", factory.GROUP_NAME)
+    factory.default_provisioner_name = "book"
+    if FORKED:
+        large = [name for name in LARGE if name in imported]
+        multiprocessing.set_forkserver_preload(["ipykernel.ipkernel", *large])
         heeded = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C in a terminal is for the build alone
         forkserver.ensure_running()
         signal.signal(signal.SIGINT, heeded)
+
+
+class BookProvisioner(LocalProvisioner):
+    """Starts a kernel, by forking where that is possible; all else is jupyter_client's.
+
+    `environment` is added to the kernel's; `stderr` is the file that gets what it writes to standard error.
+    """
+
+    environment = Dict(config=True)
+    stderr = Unicode(config=True)
+
+    async def pre_launch(self, **settings):
+        if FORKED:  # sockets without file or port: a port found free may be another's when the kernel takes it
+            self.parent.transport, self.parent.ip = "ipc", f"@{uuid.uuid4()}"
+        return await super().pre_launch(**settings, env={**os.environ, **self.environment})
+
+    async def launch_kernel(self, cmd, *, env, **settings):
+        if not FORKED:
+            with open(self.stderr, "w") as stderr:
+                return await super().launch_kernel(cmd, env=env, stderr=stderr, **settings)
+        self.process = _Process(target=_serve, args=(os.path.realpath(self.parent.connection_file), env, self.stderr))
+        self.process.start()
+        self.pid = self.pgid = self.process.pid
+        return self.connection_info
+
+
+class _Process(multiprocessing.get_context("forkserver" if FORKED else None).Process):
+    """A forked process with the methods that jupyter_client knows from subprocess.Popen."""
+
+    stdin = stdout = stderr = None
+
+    def poll(self):
+        return self.exitcode
+
+    def wait(self):
+        self.join()
+        return self.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
 
 
 def _serve(connection_file: str, environment: dict[str, str], log: str) -> None:
@@ -50,43 +99,7 @@ def _serve(connection_file: str, environment: dict[str, str], log: str) -> None:
 
 
 def _end_with_the_build() -> None:
-    """The parent handle is the fork server's, which outlives a killed build as long as a kernel holds its pipe."""
+    """End this kernel, and what it has started, when the build has ended, however it did. The parent handle is the fork
+    server's, which outlives a killed build as long as a kernel holds its pipe."""
     multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-class _Process(multiprocessing.get_context("forkserver").Process):
-    """A forked process with the methods that jupyter_client knows from subprocess.Popen."""
-
-    stdin = stdout = stderr = None
-
-    def poll(self):
-        return self.exitcode
-
-    def wait(self):
-        self.join()
-        return self.exitcode
-
-    def send_signal(self, number):
-        os.kill(self.pid, number)
-
-
-class ForkedKernel(AsyncKernelManager):
-    """Starts a kernel by forking; all else is jupyter_client's.
-
-    It is reached by sockets without a file or a port: a port found free may be another's when the kernel takes it.
-    """
-
-    def __init__(self, **settings):
-        super().__init__(transport="ipc", ip=f"@{uuid.uuid4()}", **settings)
-
-    async def _async_launch_kernel(self, kernel_cmd, env, stderr, **_):
-        arguments = (os.path.realpath(self.connection_file), env, os.path.realpath(stderr.name))
-        process = _Process(target=_serve, args=arguments)
-        process.start()
-        self.provisioner.process = process
-        self.provisioner.pid = self.provisioner.pgid = process.pid
-
-
-# On other systems a process that has loaded the system's own libraries may not fork.
-MANAGER = ForkedKernel if sys.platform == "linux" else AsyncKernelManager
+    os.killpg(0, signal.SIGKILL)

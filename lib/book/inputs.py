@@ -11,8 +11,9 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from lib.book.folders import ROOT
 from lib.book.kernel.notes import data_folder
@@ -78,7 +79,7 @@ def imports(page: Page) -> set[str]:
 def differences(old: dict | None, new: dict) -> list[str]:
     """What changed between two keys, in words; empty when the results of `old` are still good.
 
-    The keys of a record are no more than `Page.hashes`: with what else it was measured, it says itself.
+    The keys of a record are no more than :func:`hashes`: with what else it was measured, it says itself.
     """
     if not old:
         return ["never executed"]
@@ -127,6 +128,15 @@ def _column(source: str, profile: str) -> str:
     return source
 
 
+class _Module(NamedTuple):
+    """A module of `lib`: the texts of its definitions, what it imports, and the definitions that count so far."""
+
+    parts: dict[str, str]
+    imports: list[tuple[str, str]]
+    package: str
+    counted: set[str]
+
+
 def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
     """What the cells use of `lib`, directly or through other parts of it: by module, the texts of the definitions used.
 
@@ -141,32 +151,39 @@ def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
         name, leaf = queue.pop(), ""
         while name and name not in files:
             name, _, leaf = name.rpartition(".")
-        if not name or NOT_INPUTS.match(name):
-            continue
-        if name not in read:
-            source = files[name].read_text(encoding="utf8")
-            package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
-            read[name] = _definitions(source), imported(source, package), package, set()
-        parts, imports, package, counted = read[name]
-        if leaf not in parts and (passed_on := [full for alias, full in imports if alias == leaf]):
-            queue += passed_on
-            continue
-        wanted = {"", leaf}
-        if not leaf or leaf not in parts:
-            wanted = {*parts}
-            queue += [full for _, full in imports]
-        while wanted := wanted - counted:
-            counted.add(part := wanted.pop())
-            queue += _used(imports, parts[part]) + _used(imported(parts[part], package), parts[part], {""})
-            wanted |= _names(parts[part]).keys() & parts.keys()
-    texts = {}
-    for name, (parts, imports, _, counted) in sorted(read.items()):
-        names = {each for part in counted for each in _names(parts[part])}
-        used = {(alias, full) for alias, full in imports if alias in names or not alias.isidentifier()}
-        lines = [f"import {full.removesuffix('.*')}" + f" as {alias}" * alias.isidentifier() for alias, full in used]
-        if counted:
-            texts[name] = [parts[part] for part in sorted(counted)] + sorted(lines)
-    return texts
+        if name and not NOT_INPUTS.match(name):
+            if name not in read:
+                source = files[name].read_text(encoding="utf8")
+                package = name if files[name].stem == "__init__" else name.rpartition(".")[0]
+                read[name] = _Module(_definitions(source), imported(source, package), package, set())
+            queue += _count(read[name], leaf)
+    return {name: _texts(module) for name, module in sorted(read.items()) if module.counted}
+
+
+def _count(module: _Module, leaf: str) -> list[str]:
+    """Let the definition `leaf` count (all, if there is none of that name), and what it needs of its module; the full
+    names of what these need of other modules."""
+    if leaf not in module.parts and (passed_on := [full for alias, full in module.imports if alias == leaf]):
+        return passed_on
+    wanted, needed = {"", leaf}, []
+    if not leaf or leaf not in module.parts:
+        wanted = {*module.parts}
+        needed = [full for _, full in module.imports]
+    while wanted := wanted - module.counted:
+        module.counted.add(name := wanted.pop())
+        part = module.parts[name]
+        needed += _used(module.imports, part) + _used(imported(part, module.package), part, {""})
+        wanted |= _names(part).keys() & module.parts.keys()
+    return needed
+
+
+def _texts(module: _Module) -> list[str]:
+    """The definitions of a module that count, and the imports that these use."""
+    parts = [module.parts[name] for name in sorted(module.counted)]
+    names = {name for part in parts for name in _names(part)}
+    used = {(alias, full) for alias, full in module.imports if alias in names or not alias.isidentifier()}
+    lines = [f"import {full.removesuffix('.*')}" + f" as {alias}" * alias.isidentifier() for alias, full in used]
+    return parts + sorted(lines)
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
@@ -202,28 +219,19 @@ def data_read(names: Iterable[str], dataset: str | None, look: Callable[[str], s
 def fingerprint(place: str) -> str | None:
     """Hash of names, sizes and modification times of a file or below a folder, None where there is nothing.
 
-    The files themselves are not read. A link that leads nowhere, or in a circle, does not count.
+    The files themselves are not read; links are followed.
     """
     if not os.path.exists(place):
         return None
+    paths = [place] if os.path.isfile(place) else []
+    for folder, _, names in os.walk(place, followlinks=True):
+        paths += [f"{folder}/{name}" for name in names]  # text rather than Path: there may be many thousands
     entries = []
-    for path in [place] if os.path.isfile(place) else _below(place):
-        with contextlib.suppress(OSError):
+    for path in paths:
+        with contextlib.suppress(OSError):  # a link that leads nowhere, a file that has gone meanwhile
             status = os.stat(path)
             entries.append(f"{path[len(place) :]}\0{status.st_size}\0{int(status.st_mtime)}")
     return sha(os.fsencode("\n".join(sorted(entries))))
-
-
-def _below(folder: str) -> Iterator[str]:
-    """The files in a folder and behind its links, as text rather than Path: there may be many thousands."""
-    seen = set()
-    for at, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(at)) in seen:  # a link that leads back
-            folders.clear()
-            continue
-        seen.add(real)
-        folders.sort()
-        yield from (f"{at}/{name}" for name in names)
 
 
 @functools.cache

@@ -7,7 +7,6 @@ import contextlib
 import fnmatch
 import functools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,8 +60,7 @@ class Page:
         """The Markdown source as a notebook without outputs."""
         import jupytext
 
-        with self._readable():
-            return jupytext.reads(self.text, fmt="md:myst")
+        return jupytext.reads(self.text, fmt="md:myst")
 
     @functools.cached_property
     def code(self) -> list:
@@ -70,20 +68,15 @@ class Page:
         from jupytext.myst import CODE_DIRECTIVE, get_parser, read_fenced_cell
 
         found, depth = [], 0
-        with self._readable():
+        try:
             for token in get_parser().parse(self.text + "\n"):
                 depth += token.nesting
                 if depth == 0 and token.type == "fence" and token.info.startswith(CODE_DIRECTIVE):
                     metadata, lines = read_fenced_cell(token, len(found), "Code")
                     found.append(SimpleNamespace(source="\n".join(lines), metadata=metadata))
-        return found
-
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
         except Exception as error:
             raise BadInput(f"{self.name}.md cannot be read as a MyST Markdown notebook: {error}") from error
+        return found
 
     @functools.cached_property
     def declared(self) -> dict:

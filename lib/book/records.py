@@ -1,7 +1,7 @@
 """What the chapters measured at `paper` or `night`, kept with its provenance: recorded/<part>/<chapter>.json.
 
 `python -m lib.book record` takes it from the executed notebooks. A record also holds the hashes of the code that
-measured it, which show whether it is outdated, and a checksum of itself, which shows whether somebody has edited it.
+measured it, which show whether it is outdated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lib.book import inputs
 from lib.book.atomic import atomically
-from lib.book.execute import checksum, executed_notebook, noted
+from lib.book.execute import executed_notebook, noted
 from lib.book.folders import ROOT
 from lib.book.ledger import claims, declarations
 from lib.book.ledger.tables import PARTS, table
@@ -37,40 +37,30 @@ def record(selected: list[Page], root: Path = ROOT, announce=print) -> list[dict
     if one is stale or its claims cannot be judged.
     """
     measuring = set(claims.check_sources(chapters(root)).values())
-    keys = {page: noted(page).get("key", {"parameters": {}}) for page in selected if page.path in measuring}
-    profiles = {page: key["parameters"].get("profile") for page, key in keys.items()}
-    others, records = [], []
-    for page, profile in profiles.items():
+    executed, others, taken = 0, [], []
+    for page in selected:
+        if page.path not in measuring:
+            continue
+        profile = noted(page)["key"]["parameters"]["profile"] if noted(page) else None
         if profile not in RECORDED:
             others.append(f"{page.short}: " + (f"profile {profile!r}" if profile else "never executed"))
-        elif better := _better(taken := take(page), page, root):
+            continue
+        executed += 1
+        new = take(page)
+        if better := _better(new, page, root):
             others.append(f"{page.short}: its record was made {better}, and this does not replace it")
         else:
-            records.append(taken)
-    if not {*profiles.values()} & {*RECORDED}:
+            taken.append(new)
+    if not executed:
         reason = "".join(f"\n  {line}" for line in others) or " (none of the selected chapters measures a claim)"
         raise BadInput(f"nothing to record: no chapter was executed with profile 'paper' or 'night'{reason}")
-    for taken in records:
-        with atomically(_path(taken["chapter"], root)) as partial:
-            content = json.dumps(taken, sort_keys=True, indent=1, ensure_ascii=False)
+    for new in taken:
+        with atomically(_path(new["chapter"], root)) as partial:
+            content = json.dumps(new, sort_keys=True, indent=1, ensure_ascii=False)
             partial.write_text(content + "\n", encoding="utf8")
     for line in others:
         announce(f"not recorded: {line}")
-    return records
-
-
-def _better(taken: dict, page: Page, root: Path) -> str:
-    """How the chapter's record was made, if it still holds and is of a larger profile, or of the same profile but on a
-    GPU instead of a CPU."""
-    try:
-        kept = _load(_path(page.short, root))
-    except ValueError:  # absent or damaged: to be made anew
-        return ""
-    old, new = ((RECORDED.index(one["profile"]), one["machine"]["device"] != "cpu") for one in (kept, taken))
-    better = old > new and not inputs.differences(
-        kept["hashes"], inputs.hashes(page, kept["profile"], kept["hashes"]["files"])
-    )
-    return f"at {kept['profile']} on {kept['machine']['name']}" if better else ""
+    return taken
 
 
 def take(page: Page) -> dict:
@@ -78,25 +68,45 @@ def take(page: Page) -> dict:
     about = noted(page)
     profile = about["key"]["parameters"]["profile"]
     hashes = {part: about["key"][part] for part in ("code", "lib", "files")}
-    if reasons := inputs.differences(hashes, inputs.hashes(page, profile, hashes["files"])):
+    if reasons := _changes(page, profile, hashes):
         raise BadInput(f"{page.name}.md is stale, execute it again: {'; '.join(reasons)}")
     try:
-        measured = [claims.judge(shown[claims.MIME]) for shown in claims.collect(executed_notebook(page))]
+        judged = [claims.judge(shown[claims.MIME]) for shown in claims.collect(executed_notebook(page))]
     except ValueError as error:
         raise BadInput(f"{page.name}.md: {error}; execute the chapter again") from error
-    for claim in measured:
+    for claim in judged:
         if claim["profile"] != profile:
             raise BadInput(f"{page.name}.md: claim {claim['id']!r} was measured with profile {claim['profile']!r}")
-    taken = {
+    return {
         "format": FORMAT,
         "chapter": page.short,
         "profile": profile,
         **{name: about[name] for name in ("finished", "seconds", "machine", "data")},
         "parameters": about["key"]["parameters"],
         "hashes": hashes,
-        "claims": [{name: claim[name] for name in (*CLAIM, "reason") if name in claim} for claim in measured],
+        "claims": [{name: claim[name] for name in (*CLAIM, "reason") if name in claim} for claim in judged],
     }
-    return {**taken, "checksum": checksum(taken)}
+
+
+def _changes(page: Page, profile: str, hashes: dict) -> list[str]:
+    """What of the code changed since it had these hashes, in words."""
+    return inputs.differences(hashes, inputs.hashes(page, profile, hashes["files"]))
+
+
+def _better(new: dict, page: Page, root: Path) -> str:
+    """How the chapter's record was made, if it still holds and is of a larger profile, or of the same profile but on a
+    GPU instead of a CPU."""
+    path = _path(page.short, root)
+    if not path.exists():
+        return ""
+    old = _load(path)
+    if _rank(old) <= _rank(new) or _changes(page, old["profile"], old["hashes"]):
+        return ""
+    return f"at {old['profile']} on {old['machine']['name']}"
+
+
+def _rank(record: dict) -> tuple[int, bool]:
+    return RECORDED.index(record["profile"]), record["machine"]["device"] != "cpu"
 
 
 def _path(chapter: str, root: Path) -> Path:
@@ -107,74 +117,64 @@ def _path(chapter: str, root: Path) -> Path:
 
 
 def read(root: Path = ROOT) -> dict[str, dict]:
-    """The recorded claims, {id: record}: each with its chapter, when and on what it was measured, and `outdated`.
+    """The recorded claims, {id: claim}: each with its chapter, when and on what it was measured, and `outdated`.
 
     `outdated` lists in words what changed since; it is empty for a record that a new run would make again. Verdicts
-    follow the current declarations, unless their quantities are no longer those measured. ValueError as in `check`.
+    follow the current declarations, unless their quantities are no longer those measured. ValueError as in `load`.
     """
-    known, found = {page.short: page for page in chapters(root)}, {}
-    for kept in check(root):
+    pages, found = {page.short: page for page in chapters(root)}, {}
+    for record in load(root):
         reasons = ["its chapter is not in the book any more"]
-        if page := known.get(kept["chapter"]):
-            reasons = inputs.differences(kept["hashes"], inputs.hashes(page, kept["profile"], kept["hashes"]["files"]))
-        about = {part: kept[part] for part in ("chapter", "profile", "finished", "machine")}
-        for claim in kept["claims"]:
-            record = {**claim, **about, "outdated": [*reasons]}
+        if page := pages.get(record["chapter"]):
+            reasons = _changes(page, record["profile"], record["hashes"])
+        about = {part: record[part] for part in ("chapter", "profile", "finished", "machine")}
+        for measured in record["claims"]:
+            claim = {**measured, **about, "outdated": [*reasons]}
             try:
-                record = claims.judge(record)
+                claim = claims.judge(claim)
             except ValueError:  # the declared quantities are no longer those measured: the verdict stays what it was
-                record["outdated"].append("its declaration changed")
-            found[claim["id"]] = record
+                claim["outdated"].append("its declaration changed")
+            found[claim["id"]] = claim
     return found
 
 
-def check(root: Path = ROOT) -> list[dict]:
+def load(root: Path = ROOT) -> list[dict]:
     """All records as they are in their files.
 
-    ValueError, naming the file, for a record that is damaged or was edited, for a claim that is not declared, and for
-    a claim that two files hold.
+    ValueError, naming the file, for what is no record, for a claim that is not declared, and for a claim that two
+    files hold.
     """
-    declared, places = declarations.read().claims, {}
-    # a hidden file is what a killed process left
-    records = {path: _load(path) for path in sorted((root / "recorded").rglob("[!.]*.json"))}
-    for path, kept in records.items():
-        for claim in kept["claims"]:
-            name, again = claim["id"], f"record {kept['chapter']} anew, or delete its file"
+    declared, places, records = declarations.read().claims, {}, []
+    for path in sorted((root / "recorded").rglob("[!.]*.json")):  # a hidden file is what a killed process left
+        records.append(_load(path))
+        for claim in records[-1]["claims"]:
+            name, again = claim["id"], f"record {records[-1]['chapter']} anew, or delete its file"
             if name not in declared:
                 raise ValueError(f"{path}: claim {name!r} is not declared{nearest(name, declared)}; {again}")
             if name in places:
                 raise ValueError(f"claim {name!r} is recorded twice: {places[name]} and {path}; {again}")
             places[name] = path
-    return list(records.values())
+    return records
 
 
 def _load(path: Path) -> dict:
     try:
-        kept = json.loads(path.read_text(encoding="utf8"))
-        if kept["format"] == FORMAT and kept["checksum"] == checksum(kept):
-            return kept
-        reason = f"its checksum is not that of its contents, or its format is not {FORMAT}"
-    except (OSError, ValueError, LookupError, TypeError) as error:  # no JSON, no record, or no right to read it
-        reason = repr(error)
-    raise ValueError(
-        f"{path}: the record was damaged or edited ({reason}); nothing is recorded by hand: restore the file, or "
-        "delete it and make the record anew (make record)"
-    )
+        return json.loads(path.read_text(encoding="utf8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no record ({error}): restore the file, or delete it and `make record`") from error
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
-def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) -> str:
+def overview(recorded: dict[str, dict], live: dict[str, dict], root: Path = ROOT) -> str:
     """What has been measured at paper scale and what has not, as Markdown, for chapters/back/paper-profile.md.
 
-    kept: what `read` found. live: {id: record} of this build, to whose tables the claims are linked. One table for
+    recorded: what `read` found. live: {id: record} of this build, to whose tables the claims are linked. One table for
     each paper; claims of one chapter that are in the same state share a row.
     """
     declared = declarations.read().claims
-    everything = chapters(root)
-    places = claims.check_sources(everything)
-    current = [claim for claim in kept.values() if claim["measured"] and not claim["outdated"]]
+    current = [claim for claim in recorded.values() if claim["measured"] and not claim["outdated"]]
     of = Counter(claim["profile"] for claim in current)
     cards = sum(claim["machine"]["device"] == "cuda" for claim in current)
     parts = [
@@ -182,11 +182,13 @@ def overview(kept: dict[str, dict], live: dict[str, dict], root: Path = ROOT) ->
         f"one of `night`, {cards} of them of a run on a GPU. The other {len(declared) - len(current)} are judged by "
         "the build at hand alone."
     ]
+    pages = {page.path: page for page in chapters(root)}
+    places = claims.check_sources(pages.values())  # in the order of the pages
     for paper, title in declarations.NAMES.items():
         rows: dict[tuple[Page, str], list[str]] = {}
-        for page, name in ((page, name) for page in everything for name in places if places[name] == page.path):
+        for name, path in places.items():
             if declared[name]["paper"] == paper:
-                rows.setdefault((page, _state(kept.get(name))), []).append(name)
+                rows.setdefault((pages[path], _state(recorded.get(name))), []).append(name)
         if rows:
             lines = []
             for (page, state), names in rows.items():

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lib.book import folders
-from lib.book import page as chapters
 from lib.book.kernel import profiles
+from lib.book.page import chapters
 
-CHAPTERS = chapters.chapters()
+CHAPTERS = chapters()
 
 
 def code_of(page):
@@ -42,7 +42,7 @@ def is_allowed(node, parent):
     if isinstance(parent, ast.Compare):
         return [ast.unparse(part) for part in (parent.left, *parent.comparators) if part is not node] == ["'paper'"]
     if isinstance(parent, ast.Call):
-        return ast.unparse(parent.func) in ("claims.Ledger", "pick", "profiles.pick")
+        return ast.unparse(parent.func) in ("claims.Ledger", "pick", "profiles.pick", "image_sets.load_wanted")
     return isinstance(parent, ast.FormattedValue) or (isinstance(parent, ast.keyword) and parent.arg == "profile")
 
 

@@ -22,6 +22,7 @@ from lib.book.ledger import declarations, tables
 from lib.book.ledger.verdict import unmeasured, verdict
 from lib.checks import nearest, one_of
 
+#: The MIME type under which a cell's output holds the record of a claim.
 MIME = "application/vnd.collapse.claim+json"
 
 
@@ -143,10 +144,14 @@ def check_sources(pages: Iterable) -> dict[str, Path]:
     return checked
 
 
-def checked(pages: Iterable) -> list[str]:
-    """The declared claims that these pages check."""
-    names = (name for page in pages for action, name in _calls(page) if action == "check")
-    return [name for name in names if name in declarations.read().claims]
+def data_sets(pages: Iterable) -> list[str]:
+    """The names of the data sets that the claims which these pages check are about, sorted."""
+    declared, names = declarations.read().claims, set()
+    for page in pages:
+        for action, name in _calls(page):
+            if action == "check" and name in declared:
+                names.update(declared[name].get("data", ()))
+    return sorted(names)
 
 
 def _calls(page) -> list[tuple[str, str]]:

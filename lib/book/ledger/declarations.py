@@ -1,6 +1,6 @@
 """What is claimed: `chapters/papers.yml`, `claims.yml` and `errata.yml`, whose headers explain the format.
 
-`schema.yml` beside this file says what they may hold; an error is reported with its file and line.
+`schema.yml` beside this file says what they may hold; an error is reported with its file and the entry's id.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def stated(claim: dict) -> list[str]:
 def read() -> Declared:
     """Both files, read and checked as a whole.
 
-    ValueError, with a line for everything that is wrong with a file: its place and what is allowed.
+    ValueError, with a line for everything that is wrong with a file: its entry and what is allowed.
     """
     return _read(CLAIMS, ERRATA, CLAIMS.stat().st_mtime_ns, ERRATA.stat().st_mtime_ns)
 
@@ -57,53 +57,40 @@ def read() -> Declared:
 @functools.lru_cache(maxsize=8)
 def _read(claims_path: Path, errata_path: Path, *_stamps) -> Declared:
     claims, errata = _entries(claims_path, "claims"), _entries(errata_path, "errata")
-    for name, claim in claims.items():
-        for quantity, expectation in claim["expect"].items():
-            lower, upper = expectation.get("between", (0, 0))
-            if lower > upper:
-                place = f"{claims_path}, line {expectation.line}: {name}: {quantity}"
-                raise ValueError(f"{place}: 'between' has its bounds the wrong way round: {expectation['between']}")
     for name, erratum in errata.items():
-        place, shown = f"{errata_path}, line {erratum.line}: erratum {name!r}", erratum["shown_by"]
+        place, shown = f"{errata_path}: erratum {name!r} is shown by {erratum['shown_by']!r}", erratum["shown_by"]
         if shown not in claims:
-            raise ValueError(f"{place} is shown by {shown!r}, which is not declared{nearest(shown, claims)}")
+            raise ValueError(f"{place}, which is not declared{nearest(shown, claims)}")
         if claims[shown]["paper"] != erratum["paper"]:
-            raise ValueError(f"{place} is shown by {shown!r}, a claim of {claims[shown]['paper']}")
+            raise ValueError(f"{place}, a claim of {claims[shown]['paper']}")
     return Declared(claims, errata)
 
 
 def _entries(path: Path, key: str) -> dict[str, dict]:
     """The entries of one file by their ids."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: {error}") from None
     errors = jsonschema.Draft202012Validator({"$ref": f"#/{key}", **_SCHEMA}).iter_errors(document)
-    problems = [f"{path}, {_place(document, each.absolute_path)}{_problem(each)}" for each in errors]
+    problems = [f"{path}: {_place(document, error.absolute_path)}{_problem(error)}" for error in errors]
     if problems:
         raise ValueError("\n".join(problems))
     entries = {}
     for entry in document[key]:
-        name = entry["id"]
-        if name in entries:
-            raise ValueError(f"{path}, line {entry.line}: {name!r} is there twice, first in line {entries[name].line}")
-        entries[name] = entry
+        if entry["id"] in entries:
+            raise ValueError(f"{path}: {entry['id']!r} is there twice")
+        entries[entry["id"]] = entry
     return entries
 
 
-def is_number(value: object) -> bool:
-    """Whether a value is a finite number, and not a truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _place(document, keys) -> str:
-    """The line and the names of the entry that a path of keys leads to."""
-    line, names = 1, []
+    """The names on the way to an entry, with the id of a claim or an erratum in place of its number."""
+    names = []
     for key in keys:
         document = document[key]
-        line = getattr(document, "line", line)
         names.append(document.get("id", key) if isinstance(key, int) and isinstance(document, dict) else key)
-    return ": ".join(map(str, [f"line {line}", *names, ""]))
+    return "".join(f"{name}: " for name in names)
 
 
 def _problem(error: jsonschema.ValidationError) -> str:
@@ -118,25 +105,6 @@ def _problem(error: jsonschema.ValidationError) -> str:
     return f"{reprlib.repr(error.instance)}: {known['description']} is needed"
 
 
-class _Entry(dict):
-    """A mapping of the file that remembers its line."""
-
-    line = 0
-
-
-class _Loader(yaml.CSafeLoader):
-    """YAML in which a key that stands twice in one mapping is an error, not an overwrite."""
-
-
-def _mapping(loader, node):
-    entry = _Entry(loader.construct_mapping(node, deep=True))
-    entry.line = node.start_mark.line + 1
-    keys = [key for key, _ in node.value]
-    for number, key in enumerate(keys):
-        if any(key.value == other.value for other in keys[:number]):
-            problem = f"the key {key.value!r} stands twice in one entry"
-            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-    return entry
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number, and not a truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -26,7 +26,7 @@ _NAMED = re.compile(r"^(?:\(erratum-|<!-- erratum |<!-- consequence )([^\s)]+)",
 _SLIPS = "Slips and remarks"
 
 
-def check(chapter_files: Iterable[str | os.PathLike]) -> None:
+def check_sections(chapter_files: Iterable[str | os.PathLike]) -> None:
     """ValueError, listing every problem, when a section is missing, duplicate, incomplete or unknown."""
     _, problems = sections(chapter_files)
     if problems:

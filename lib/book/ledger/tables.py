@@ -106,10 +106,10 @@ def measured_by(text: str, records: dict[str, dict]) -> str:
 
     In a section the line stands below the heading, in a directive it is the last one in its box.
     """
-    claims = declarations.read().claims
+    declared = declarations.read().claims
     for found in reversed([*_LABEL.finditer(text)]):  # from the end, so that what was found stays where it is
         label = found[1] or found[2]
-        about = [name for name in claims if label in declarations.stated(claims[name])]
+        about = [name for name in declared if label in declarations.stated(declared[name])]
         if about:
             fences = re.findall(r"^(:{3,}|`{3,})\{", text[: found.start()], re.MULTILINE)
             place = re.compile(rf"^(?={fences[-1]}[ \t]*$)" if found[1] else "^#.*$", re.MULTILINE)

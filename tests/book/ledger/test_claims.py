@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from lib.book import page as chapters
 from lib.book.kernel import notes
 from lib.book.ledger import claims, declarations
+from lib.book.page import Page, chapters
 from one_claim import CLAIM, ERRATUM, GOOD, claim, record
 
 
@@ -100,13 +100,15 @@ def test_a_record_is_judged_by_the_declaration_of_now(files):
 def chapter(path, code, prose=""):
     text = f"# Title\n\n{prose}\n\n````{{code-cell}} ipython3\n---\ntags: [x]\n---\n{code}\n````\n"
     path.write_text(text, encoding="utf-8")
-    return chapters.Page(path.stem, path.parent)
+    return Page(path.stem, path.parent)
 
 
 def test_a_claim_checked_under_one_profile_may_be_skipped_under_another(files, tmp_path):
     code = 'if big:\n    ledger.check("fc-one", {})\nelse:\n    ledger.skip(\n        "fc-one", reason="")'
     page = chapter(tmp_path / "a.md", code)
-    assert claims.check_sources([page]) == {"fc-one": page.path} and claims.checked([page]) == ["fc-one"]
+    assert claims.check_sources([page]) == {"fc-one": page.path}
+    files([claim(data=["mnist", "cifar10"]), claim(id="fc-two", data=["svhn"])])
+    assert claims.data_sets([page]) == ["cifar10", "mnist"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,9 @@ def test_prose_about_the_ledger_is_no_check(files, tmp_path):
 
 
 def test_every_claim_of_the_book_is_measured_by_exactly_one_chapter():
-    checked = claims.check_sources(chapters.chapters())
+    """In the profile with which it is executed."""
+    checked, pages = claims.check_sources(chapters()), {page.path: page for page in chapters()}
     for name, path in checked.items():
         paper = declarations.read().claims[name]["paper"]  # what goes beyond a paper may stand on its pages
         assert path.parent.name in (paper, "synthesis") or paper == "beyond"
+        assert "profile" in pages[path].declared

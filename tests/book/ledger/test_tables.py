@@ -4,14 +4,13 @@ import re
 
 import pytest
 
-from lib.book import page as chapters
-from lib.book.ledger import claims, declarations
-from lib.book.ledger import tables as pages
+from lib.book.ledger import claims, declarations, tables
+from lib.book.page import chapters
 from one_claim import BAD, CLAIM, ERRATUM, GOOD, claim, record
 
 
 def table(*arguments, links=True, **changes):
-    return pages.claim(claims.judge(record(*arguments, **changes)), links)
+    return tables.claim(claims.judge(record(*arguments, **changes)), links)
 
 
 def test_the_table_shows_print_measurement_and_a_sign_beside_the_colour(files):
@@ -38,8 +37,8 @@ def test_text_from_the_files_cannot_break_the_page(files):
     shown = claims.judge(record({"<script>": "<script>"}, dataset=evil, profile="smoke"))
     kept = record({"<script>": "<script>"}, finished="2026", machine={"name": evil}, dataset=evil, outdated=[evil])
     kept["verdict"], skipped = "reproduced", claims.judge(record({}, reason=evil))
-    page = pages.ledger({"fc-one": shown}, {"fc-one": kept}, {}) + pages.ledger({"fc-one": skipped}, {}, {})
-    assert "<script>" not in pages.claim(shown) + pages.claim(skipped) + page and "&lt;script&gt;" in page
+    page = tables.ledger({"fc-one": shown}, {"fc-one": kept}, {}) + tables.ledger({"fc-one": skipped}, {}, {})
+    assert "<script>" not in tables.claim(shown) + tables.claim(skipped) + page and "&lt;script&gt;" in page
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_text_from_the_files_cannot_break_the_page(files):
 def test_indices_and_exponents_of_a_statement_are_set(files, text, expected):
     files([claim(statement=text)])
     assert expected in table()
-    assert expected in pages.ledger({}, {}, {})
+    assert expected in tables.ledger({}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_values_are_set_for_a_reader(files, value, expected):
 def test_the_ledger_has_one_row_per_claim_whatever_was_measured_and_any_page_can_count_them(files):
     files([CLAIM, claim(id="fc-two"), claim(id="lr-one", paper="low-rank-bias", kind="figure")], errata=[ERRATUM])
     judged = {"fc-one": claims.judge(record(BAD))}
-    page, tally = pages.ledger(judged, {"fc-one": recorded(outdated=["it changed"])}, {}), pages.tally(judged)
+    page, tally = tables.ledger(judged, {"fc-one": recorded(outdated=["it changed"])}, {}), tables.tally(judged)
     rows = re.findall(r'<tr id="ledger-([^"]*)" data-paper="([^"]*)" data-verdict="([^"]*)" data-kind="([^"]*)">', page)
     assert rows == [
         ("fc-one", "feature-collapse", "contradicted: another constant", "number"),
@@ -93,7 +92,7 @@ def recorded(measured=GOOD, reason=None, **changes):
 
 def row(*records, name="fc-one", **changes):
     """The row of a claim: its title, what is in sight, what is folded. changes: what its record has of its own."""
-    page = pages.ledger({one["id"]: claims.judge(one) for one in records}, {"fc-one": recorded(**changes)}, {})
+    page = tables.ledger({one["id"]: claims.judge(one) for one in records}, {"fc-one": recorded(**changes)}, {})
     found = re.search(rf'<tr id="ledger-{name}".*?</tr>', page, re.DOTALL)[0]
     head, _, verdict = found.partition('<td data-label="Verdict">')
     return head, *verdict.split("<details>")
@@ -114,13 +113,6 @@ def test_a_claim_has_one_verdict_that_of_the_largest_profile_with_where_it_comes
     head, seen, _ = row(record(), measured={}, reason="it takes a cluster")
     assert 'data-verdict="reproduced"' in head and "cluster" not in seen, "what was not run is no evidence"
     assert 'data-verdict="not run"' in row(name="fc-two")[0]
-
-
-def test_two_verdicts_disagree_if_one_speaks_for_the_claim_and_the_other_against_it():
-    told = [("reproduced", "seen at reduced size", 0), ("reproduced", "not seen at reduced size", 1),
-            ("contradicted: another constant", "not reproduced", 0), ("supported", "not supported", 1),
-            ("contradicted: another constant", "seen at reduced size", 1), ("reproduced", "not run", 0)]  # fmt: skip
-    assert [pages._disagrees(*pair) for *pair, _ in told] == [bool(one) for *_, one in told]
 
 
 def test_what_is_not_the_headline_is_folded_and_what_is_ours_stands_apart(files):
@@ -160,7 +152,7 @@ def test_a_row_shows_what_decides_against_the_claim_before_its_headline(files):
 )
 def test_the_ledger_rounds_to_what_a_reader_can_use(files, expectation, value, expected):
     files([claim(expect={"a": {**expectation, "headline": True}, "judged": {"below": 1}})])
-    page = pages.ledger({"fc-one": claims.judge(record({"a": value, "judged": 0}))}, {}, {})
+    page = tables.ledger({"fc-one": claims.judge(record({"a": value, "judged": 0}))}, {}, {})
     assert f"<small>a = {expected}</small>" in page
 
 
@@ -180,10 +172,10 @@ It is so.
 def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     two = claim(id="fc-two", stated="sec-two")
     files([claim(stated="thm-one sec-two"), two, claim(id="fc-three")])
-    found = pages.places({"part/one": PAGE})
+    found = tables.places({"part/one": PAGE})
     assert found == {"thm-one": "part/one.html#thm-one", "sec-two": "part/one.html#sec-two"}
-    assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in pages.ledger({}, {}, found)
-    shown = pages.measured_by(PAGE, {"fc-one": claims.judge(record())})
+    assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in tables.ledger({}, {}, found)
+    shown = tables.measured_by(PAGE, {"fc-one": claims.judge(record())})
     first, second = re.findall(r'<p class="claim-note"><b>Measured</b> by (.*)</p>', shown)
     assert "theorems.html#claim-fc-one" in first and "ledger.html#ledger-fc-two" in second
     assert shown.index("It is so.\n\n\n<p") < shown.index(":::\n\n(sec-two)=") < shown.index("## Two\n\n<p")
@@ -191,6 +183,6 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
 
 
 def test_every_claim_names_a_statement_that_a_chapter_tells():
-    texts = {page.short: page.text for page in chapters.chapters()}
+    texts = {page.short: page.text for page in chapters()}
     stated = {label for entry in declarations.read().claims.values() for label in declarations.stated(entry)}
-    assert set(pages.places(texts)) == stated
+    assert set(tables.places(texts)) == stated
