@@ -73,7 +73,10 @@ def each(count: int, zero: bool = False, **values: float | Iterable) -> list[lis
         if len(numbers) != count:
             raise ValueError(f"{name} has {len(numbers)} entries: one number, or {count} of them, is needed")
         for number in numbers:
-            (not_negative if zero else positive)(**{name: number})
+            if zero:
+                not_negative(**{name: number})
+            else:
+                positive(**{name: number})
         found.append(numbers)
     return found
 

@@ -6,7 +6,7 @@ All of it needs a GPU.
 import pytest
 import torch
 
-from lib.data import image_sets, label_noise
+from lib.data import label_noise
 from lib.data.sentences import sentence_task
 from lib.models import sentences as models_sentences
 from lib.models.losses import squared_error
@@ -41,14 +41,6 @@ def test_label_noise_is_the_same(noise):
     agree(lambda device: on_its_device(device, noise((torch.arange(200) % 4).to(device), 4, 0.3, seed=5)))
 
 
-def test_images_and_labels_are_the_same():
-    def images(device):
-        loaded = image_sets.load("digits", at_most=(5, 3), seed=7).to(device)
-        return on_its_device(device, [loaded.x, loaded.y, loaded.x_test, loaded.y_test])
-
-    agree(images)
-
-
 def test_the_global_generators_are_left_alone():
     """So that nothing depends on what ran before, on either device; a run of every kernel."""
     before = torch.get_rng_state()
@@ -67,7 +59,10 @@ def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30):
         W, U = (part.to(device, dtype) for part in models_sentences.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
         order, seen = torch.Generator().manual_seed(5), []
         settings = descent_sentences.SentenceSGD(1e-2, 0.2, batch_size, steps, normalize)
-        look = lambda step: seen.append((step, W.cpu().clone()))  # noqa: E731
+
+        def look(step):
+            seen.append((step, W.cpu().clone()))
+
         descent_sentences.sentence_sgd(W, U, x.to(device), y.to(device), settings, order, look, every)
         assert [step for step, _ in seen] == list(range(every, steps + 1, every))
         return [W.cpu(), U.cpu(), *(part for _, part in seen)]

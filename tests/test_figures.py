@@ -99,28 +99,16 @@ def test_principal_directions_are_orthonormal_and_keep_the_most_variance(n, d, s
     assert (directions[[0, 1], np.abs(directions).argmax(axis=1)] > 0).all()
 
 
-def test_a_scatter_shows_every_point_once_at_one_scale():
+def test_a_scatter_shows_every_point_once_at_one_scale_in_the_plane_that_it_is_given_or_its_own():
     points = torch.randn(30, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     labels = torch.arange(3).repeat_interleave(10)
-    _, axes = figures.panels(1)
-    assert figures.pca_scatter(axes[0], points, labels, names=["vegetable", "dairy", "meat"], origin=True) is axes[0]
-    shown = np.concatenate([collection.get_offsets() for collection in axes[0].collections])
-    assert shown.shape == (30, 2)
-    assert axes[0].get_aspect() == 1
-    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["vegetable", "dairy", "meat"]
-    mean, directions = figures.pca(points)
-    assert np.allclose(shown, (points.detach().numpy() - mean) @ directions.T)
-
-
-def test_clouds_drawn_with_one_basis_keep_their_places():
-    points = np.random.default_rng(0).normal(size=(20, 4))
-    labels = np.zeros(20, dtype=int)
-    basis = figures.pca(points)
-    _, axes = figures.panels(2)
-    for ax, scale in zip(axes, (1.0, 2.0), strict=True):
-        figures.pca_scatter(ax, basis[0] + scale * (points - basis[0]), labels, basis=basis)
-    one, two = (ax.collections[0].get_offsets() for ax in axes)
-    assert np.allclose(2 * one, two)
+    mean, directions = basis = figures.pca(points)
+    for cloud, plane in ((points, None), (2 * points, basis)):
+        _, (ax,) = figures.panels(1)
+        assert figures.pca_scatter(ax, cloud, labels, basis=plane, origin=True) is ax
+        shown = np.concatenate([collection.get_offsets() for collection in ax.collections])
+        assert ax.get_aspect() == 1
+        assert np.allclose(shown, (cloud.detach().numpy() - mean) @ directions.T)
 
 
 def test_a_line_is_labelled_in_its_colour_where_it_runs():
@@ -132,9 +120,9 @@ def test_a_line_is_labelled_in_its_colour_where_it_runs():
 
 
 def moving_point(frames, alt):
-    fig, axes = figures.panels(1, size=(1.0, 1.0))
-    (line,) = axes[0].plot([0], [0], "o")
-    axes[0].set(xlim=(-1, 5), ylim=(-1, 1))
+    fig, (ax,) = figures.panels(1, size=(1.0, 1.0))
+    (line,) = ax.plot([0], [0], "o")
+    ax.set(xlim=(-1, 5), ylim=(-1, 1))
     return figures.animation(fig, lambda frame: line.set_data([frame], [0]), frames, alt).data
 
 

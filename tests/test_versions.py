@@ -15,6 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from lib.book.folders import ROOT
 from lib.book.page import chapters
@@ -26,18 +27,14 @@ RANGES = [wanted for wanted in ALL if not wanted.url]
 
 
 def name_of(requirement):
-    return re.sub(r"[-_.]+", "-", requirement.name).lower()
+    return canonicalize_name(requirement.name)
 
 
 def pinned(file):
     """{package: version} of a file in which every line is a package and its one version, a comment, or this folder."""
     lines = [line.partition("#")[0].strip() for line in (ROOT / file).read_text("utf8").splitlines()]
-    lines = [line for line in lines if line != "--editable ."]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if line), file
-    wanted = [Requirement(line) for line in lines if line]
-    pins = {name_of(pin): str(pin.specifier).removeprefix("==") for pin in wanted}
-    assert len(pins) == len(wanted), f"{file} names a package twice"
-    return pins
+    pins = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line).groups() for line in lines if line not in ("", "--editable .")]
+    return {canonicalize_name(name): version for name, version in pins}
 
 
 def sources():
@@ -48,21 +45,6 @@ def sources():
         yield page.name, "\n\n".join(cell.source for cell in page.code)
 
 
-def torch_names(text):
-    """The names that a program writes as `torch.…`: "torch.cuda.is_available", "torch.linalg.svdvals", ..."""
-    names = (ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
-    return {name for name in names if re.fullmatch(r"torch(\.\w+)+", name)}
-
-
-def exists(name):
-    """Whether `torch` has this name: as an attribute, or as a module that has to be imported first."""
-    try:
-        pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
-        return False
-    return True
-
-
 def test_all_code_is_written_in_the_oldest_python_that_is_named():
     oldest = tuple(map(int, re.fullmatch(r">=(\d+)\.(\d+)", PROJECT["project"]["requires-python"]).groups()))
     for where, text in sources():
@@ -70,11 +52,17 @@ def test_all_code_is_written_in_the_oldest_python_that_is_named():
 
 
 def test_every_name_of_torch_that_the_book_uses_exists_in_this_version():
-    used = {(name, where) for where, text in sources() for name in torch_names(text)}
-    names = {name for name, _ in used}
+    """As an attribute, or as a module that has to be imported first."""
+    names = {}
+    for where, text in sources():
+        attributes = [ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+        names |= {name: where for name in attributes if re.fullmatch(r"torch(?!\.ops\.torchvision)(\.\w+)+", name)}
     assert len(names) > 100 and "torch.cuda.is_available" in names
-    missing = {name for name in names if not name.startswith("torch.ops.torchvision") and not exists(name)}
-    assert sorted((name, where) for name, where in used if name in missing) == []
+    for name, where in names.items():
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            pytest.fail(f"{where} uses {name}")
 
 
 def test_the_constraints_pin_everything_that_the_pinned_packages_bring_along():

@@ -163,33 +163,23 @@ def pca(points):
     return mean, directions * np.where(largest < 0, -1.0, 1.0)
 
 
-def pca_scatter(ax, points, labels, names=None, size=22, basis=None, origin=False):
+def pca_scatter(ax, points, labels, size=22, basis=None, origin=False):
     """Scatter points (N, d) in the plane of their first two principal components, coloured by concept.
 
-    labels: (N,) integers from 0, one colour and marker each. names: one word per label, shown in a legend.
-    size: marker area. basis: what `pca` returned, to draw several clouds in one plane (the frames of an animation,
-    say). origin: mark where the zero vector lands. The two axes have the same scale. Returns ax.
+    labels: (N,) integers from 0, one colour and marker each. size: marker area. basis: what `pca` returned, to draw
+    several clouds in one plane (the frames of an animation, say). origin: mark where the zero vector lands. The two
+    axes have the same scale. Returns ax.
     """
     points, labels = to_numpy(points).astype(float), to_numpy(labels).astype(int)
     mean, directions = pca(points) if basis is None else basis
     plane = (points - mean) @ directions.T
+    look = {"s": size, "alpha": 0.7, "linewidths": 0, "rasterized": len(points) > MANY}
     for label in np.unique(labels):
-        chosen = labels == label
-        ax.scatter(
-            *plane[chosen].T,
-            s=size,
-            color=CONCEPTS[label % len(CONCEPTS)],
-            marker=MARKERS[label % len(MARKERS)],
-            alpha=0.7,
-            linewidths=0,
-            rasterized=len(points) > MANY,
-            label=None if names is None else names[label],
-        )
+        color, marker = CONCEPTS[label % len(CONCEPTS)], MARKERS[label % len(MARKERS)]
+        ax.scatter(*plane[labels == label].T, color=color, marker=marker, **look)
     if origin:
         ax.plot(*(directions @ -mean), marker="+", color=GREY, markersize=10, linestyle="none")
     ax.set(aspect="equal", xlabel="first component", ylabel="second component")
-    if names is not None:
-        ax.legend(markerscale=1.3, handletextpad=0.2)
     return ax
 
 

@@ -39,7 +39,7 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
     >>> squared_error(scores, y).item()  # (0 + 1/2) / 4
     0.125
     """
-    _check(scores, y)
+    _check_shapes(scores, y)
     targets = torch.zeros_like(scores).scatter_(1, y[:, None], 1)
     return F.mse_loss(scores, targets, reduction="sum") / (2 * len(y))
 
@@ -84,12 +84,12 @@ def label_smoothing(scores: Tensor, y: Tensor, alpha: float = 0.1) -> Tensor:
     >>> [round(label_smoothing(confident, y, alpha).item(), 4) for alpha in (0.0, 0.1)]
     [0.0004, 0.6754]
     """
-    _check(scores, y)
+    _check_shapes(scores, y)
     checks.shares(alpha=alpha)
     return F.cross_entropy(scores, y, label_smoothing=alpha)
 
 
-def _check(scores: Tensor, y: Tensor) -> None:
+def _check_shapes(scores: Tensor, y: Tensor) -> None:
     if scores.ndim != 2 or y.shape != scores.shape[:1]:
         raise ValueError(f"scores {tuple(scores.shape)} and y {tuple(y.shape)}: (N, K) and (N,) are needed")
     if y.device.type == "cpu":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from itertools import pairwise
 
 import torch
@@ -69,7 +68,7 @@ def resnet18(K: int, channels: int = 3, width: float = 1.0, bias: bool = True, s
     >>> model.fc
     Linear(in_features=64, out_features=10, bias=True)
     """
-    _check(K, channels, width, 64)
+    _check_sizes(K, channels, width, 64)
     with _seeded(seed):
         return _ResNet(K, channels, width, bias)
 
@@ -187,24 +186,21 @@ def vgg13(K: int, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Mo
     >>> model.fc
     Linear(in_features=32, out_features=10, bias=True)
     """
-    _check(K, channels, width, 64)
+    _check_sizes(K, channels, width, 64)
     widths = [round(planes * width) for planes in (64, 128, 256, 512, 512)]
     with _seeded(seed):
         return _VGG(widths, K, channels)
 
 
-_DRAWING = threading.RLock()  # the generator belongs to the whole process: one thread at a time
-
-
 @contextlib.contextmanager
 def _seeded(seed: int):
     """Set PyTorch's CPU generator to `seed`, and restore it afterwards; layers are made on the CPU."""
-    with _DRAWING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         yield
 
 
-def _check(K: int, channels: int, width: float, maps: int) -> None:
+def _check_sizes(K: int, channels: int, width: float, maps: int) -> None:
     checks.integers(2, K=K)
     checks.positive_integers(channels=channels)
     if not 1 / maps <= width < float("inf"):
@@ -308,7 +304,7 @@ def resnet20(
     >>> [tuple(W.weight.shape) for W in model.head]
     [(32, 64), (32, 32), (10, 32)]
     """
-    _check(K, channels, width, 16)
+    _check_sizes(K, channels, width, 16)
     checks.positive_integers(head_layers=head_layers, head_width=head_width)
     with _seeded(seed):
         return ResNet20(K, channels, [round(maps * width) for maps in (16, 32, 64)], head_layers, head_width)

@@ -124,7 +124,7 @@ def objective(
     >>> round(objective(H + 1, [W], y, lam_w=0.1, lam_h=0.1).item(), 4)  # 0.5 + 12 * 0.05
     1.1
     """
-    lam_h, *decays = check(H, Ws, y, lam_w, lam_h, b, lam_b)
+    lam_h, *decays = checked_decays(H, Ws, y, lam_w, lam_h, b, lam_b)
     checks.one_of(LOSSES, loss=loss)
     Z, K, N = scores(H, Ws, b, relu), Ws[-1].shape[-2], H.shape[-1]
     if loss == "mse":
@@ -139,7 +139,7 @@ def objective(
     return data + lam_h / 2 * H.square().sum((-2, -1))
 
 
-def check(
+def checked_decays(
     H: Tensor,
     Ws: Sequence[Tensor],
     y: Tensor,
@@ -153,9 +153,9 @@ def check(
     Arguments and shapes are those of :func:`objective`, and so is the ValueError that names what does not fit.
 
     >>> H, W1, W2, y = torch.zeros(3, 4), torch.zeros(5, 3), torch.zeros(2, 5), labels(2, 2)
-    >>> check(H, [W1, W2], y, lam_w=0.1, lam_h=0.2)
+    >>> checked_decays(H, [W1, W2], y, lam_w=0.1, lam_h=0.2)
     [0.2, 0.1, 0.1]
-    >>> check(H, [W2], y, lam_w=0.1, lam_h=0.2)
+    >>> checked_decays(H, [W2], y, lam_w=0.1, lam_h=0.2)
     Traceback (most recent call last):
     ValueError: W_1 has shape (2, 5): a matrix per run is needed, with 3 columns
     """
@@ -227,7 +227,7 @@ def layer_peeled(
     >>> round(layer_peeled(W, H, y, lam_w=0.1, lam_h=0.1, alpha=0.2).item(), 4)  # log 3
     1.0986
     """
-    check(H, [W], y, lam_w, lam_h, b, lam_b)
+    checked_decays(H, [W], y, lam_w, lam_h, b, lam_b)
     checks.shares(alpha=alpha)
     N = W.shape[-2]
     check_balanced(y, N)

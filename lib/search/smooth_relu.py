@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lib.checks import not_negative
-from lib.models.unconstrained import check, labels, one_hot
+from lib.models.unconstrained import checked_decays, labels, one_hot
 from lib.search.rows import join, lbfgs_rows, split
 
 
@@ -177,7 +177,7 @@ def minimise(
     [0.18, 0.18, 0.18, 0.18]
     """
     K = factors[-1].shape[-2]
-    check(factors[0], factors[1:], labels(K, n if signs is None else 1), lam)
+    checked_decays(factors[0], factors[1:], labels(K, n if signs is None else 1), lam)
     Y, shapes = one_hot(labels(K, n), K), [q.shape[1:] for q in factors]
 
     def model(x: Tensor) -> list[Tensor]:

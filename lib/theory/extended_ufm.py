@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from lib import checks
@@ -99,7 +100,9 @@ def regularised_bias(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -
 
 def _one_layer(K: int, n: int, lam_w: float, lam_h: float, lam_b: float) -> OneLayer:
     """The minimum for any decay of the bias, which is free at 0 and absent at infinity."""
-    _check(K, n, lam_w=lam_w, lam_h=lam_h)
+    checks.integers(2, K=K)
+    checks.integers(1, n=n)
+    checks.positive(lam_w=lam_w, lam_h=lam_h)
     c, scale = K * math.sqrt(n * lam_h * lam_w), math.sqrt(lam_w / (n * lam_h))
     mu = 1 / (1 + 1 / lam_b) if lam_b else 0.0  # the share of the squared error along 1_K that the best bias leaves
     frame, left = max(1 - c, 0.0), min(c / mu, 1.0) if mu else 1.0
@@ -159,7 +162,9 @@ def two_layer(K: int, n: int, lam_w2: float, lam_w1: float, lam_h1: float) -> Tw
     >>> two_layer(K=4, n=1, lam_w2=0.1, lam_w1=0.1, lam_h1=0.1).score  # c is too large
     0.0
     """
-    _check(K, n, lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
+    checks.integers(2, K=K)
+    checks.integers(1, n=n)
+    checks.positive(lam_w2=lam_w2, lam_w1=lam_w1, lam_h1=lam_h1)
     geometric = (n * lam_w2 * lam_w1 * lam_h1) ** (1 / 3)
     c = K * geometric
     x = larger_root(c) if c < TWO_LAYER_THRESHOLD else 0.0
@@ -179,13 +184,12 @@ def larger_root(c: float) -> float:
     """
     if not 0 < c <= LAST_ROOT:
         raise ValueError(f"c = {c}: the quartic has positive roots for 0 < c <= {LAST_ROOT:.6f}")
-    x = 1.0
-    for _ in range(200):  # right of its largest root, Newton's iterates for a convex function descend to it
-        smaller = x - (x**4 - x + c) / (4 * x**3 - 1) if 4 * x**3 > 1 else x
-        if smaller >= x:
-            break
-        x = smaller
-    return x
+
+    def quartic(x: float) -> float:
+        return x**4 - x + c
+
+    bottom = 4 ** (-1 / 3)  # where the quartic is least; at the last c, both roots are here but for rounding
+    return brentq(quartic, bottom, 1.0, xtol=1e-15) if quartic(bottom) < 0 else bottom
 
 
 def noisy_classifier_factor(K: int, lam_w: float, lam_h: float, sigma: float) -> float:
@@ -216,10 +220,3 @@ def orthogonal_frame(d: int, K: int, seed: int = 0) -> Tensor:
     checks.integers(K, d=d)
     normal = torch.randn(d, K, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return torch.linalg.qr(normal)[0]
-
-
-def _check(K: int, n: int, **lams: float) -> None:
-    """ValueError unless there are at least two classes, one sample and positive decays."""
-    checks.integers(2, K=K)
-    checks.positive_integers(n=n)
-    checks.positive(**lams)

@@ -14,7 +14,7 @@ from math import exp, log, log1p, sqrt
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq, minimize, root
 from torch import Tensor
 
 from lib.checks import integers, positive
@@ -234,17 +234,14 @@ def mean_field_type3(mu: ArrayLike, n_c: int, L: int, K: int, lam: float) -> tup
 
     at_zero = _log_mixture(L * log(n_c), n_c, L, K)
     uniform = type1(n_c, n_c * len(mu), L, K, lam)[1]
-    best_value, best = at_zero, np.zeros_like(mu)
     options = {"maxiter": 3000, "ftol": 0, "gtol": 1e-12, "maxcor": 40}
-    for scale in (max(uniform, 0.1), 3 * max(uniform, 0.1)):
-        start = scale * np.sqrt(mu * len(mu))
-        found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
-        if found.fun < best_value - 1e-12:
-            best_value, best = found.fun, found.x
-    if not best.any():
+    starts = [scale * max(uniform, 0.1) * np.sqrt(mu * len(mu)) for scale in (1, 3)]
+    ends = [minimize(objective, start, jac=True, method="L-BFGS-B", options=options) for start in starts]
+    best = min(ends, key=lambda end: end.fun)
+    if best.fun >= at_zero - 1e-12:
         return 0.0, torch.zeros(len(mu), dtype=torch.float64)
-    best = _newton(lambda r: objective(r)[1], best)
-    return balance * float(np.linalg.norm(best)), torch.from_numpy(best)
+    r = root(lambda r: objective(r)[1], best.x, tol=1e-15).x  # values alone give half the digits
+    return balance * float(np.linalg.norm(r)), torch.from_numpy(r)
 
 
 # --- risks along the collapse configurations --------------------------------------------------------------------------
@@ -454,20 +451,6 @@ def _expected_log(s: np.ndarray, mu: np.ndarray, n_c: int, L: int, K: int) -> tu
     value = log_rest + (L * (mu @ s) - centre) / 2 + period / 8 - float((tail * one_word).real.sum())
     gradient = L * mu * (0.5 + ((tail * omega) @ waves).imag)
     return value, gradient
-
-
-def _newton(gradient, x: np.ndarray, steps: int = 3) -> np.ndarray:
-    """A few Newton steps with a central-difference Hessian, kept only while the gradient shrinks."""
-    residual = gradient(x)
-    for _ in range(steps):
-        size = 1e-5 * max(1e-3, np.abs(x).max())
-        hessian = np.stack([(gradient(x + size * e) - gradient(x - size * e)) / (2 * size) for e in np.eye(len(x))])
-        candidate = x - np.linalg.solve((hessian + hessian.T) / 2, residual)
-        new = gradient(candidate)
-        if not np.abs(new).max() < 0.5 * np.abs(residual).max():
-            break
-        x, residual = candidate, new
-    return x
 
 
 # --- argument checks --------------------------------------------------------------------------------------------------

@@ -44,23 +44,22 @@ def is_graph_gram(means: Tensor, tol: float = 0.05) -> bool:
     if r < 4 or r * (r - 1) // 2 != K or gram.trace() == 0:
         return False
     gram = gram * K / gram.trace()
-    graph, pairs = triangular_graph(r), torch.triu_indices(K, K, 1)
-    order = gram[pairs[0], pairs[1]].argsort()
+    graph = triangular_graph(r)
+    rows, columns = torch.triu_indices(K, K, 1)
+    order = gram[rows, columns].argsort()
     joined = graph.number_of_edges()
-    # the pairs that the graph joins have either the largest entries or the smallest
-    return any(_fits(gram, pairs[:, part].T.tolist(), graph, tol) for part in (order[-joined:], order[:joined]))
+    for pairs in (order[-joined:], order[:joined]):  # the graph joins those with the largest entries or the smallest
+        G = torch.zeros(K, K, dtype=torch.bool)
+        G[rows[pairs], columns[pairs]] = True
+        G = G | G.T
+        if nx.is_isomorphic(nx.from_numpy_array(G.numpy()), graph) and _has_three_values(gram, G, tol):
+            return True
+    return False
 
 
-def _fits(gram: Tensor, edges: list[list[int]], graph: nx.Graph, tol: float) -> bool:
-    """Whether the edges form the graph, and the entries at them, off them and on the diagonal are alike."""
-    candidate = nx.Graph(edges)
-    if len(candidate) < len(gram) or not nx.is_isomorphic(candidate, graph):
-        return False
-    K = len(gram)
-    G = torch.zeros(K, K, dtype=torch.bool)
-    for i, j in edges:
-        G[i, j] = G[j, i] = True
-    diagonal = torch.eye(K, dtype=torch.bool)
+def _has_three_values(gram: Tensor, G: Tensor, tol: float) -> bool:
+    """Whether the entries on the diagonal, at the pairs that G joins, and at the others are alike within each group."""
+    diagonal = torch.eye(len(gram), dtype=torch.bool)
     groups = [gram[where] for where in (diagonal, G, ~(G | diagonal))]
     middles = [(group.min() + group.max()) / 2 for group in groups]  # the values that fit best
     within = all((group - middle).abs().max() <= tol for group, middle in zip(groups, middles, strict=True))

@@ -155,7 +155,8 @@ def _minimum(family: Family, K: int, L: int, lam: list[float], n: int) -> tuple[
         return np.logaddexp.reduce(terms, -1) - log_c
 
     if L == 1:  # only frames: (1 + u)^2 = 1/c
-        return (value(math.log(u)), u) if (u := math.expm1(-log_c / 2)) > 0 else (zero, 0.0)
+        u = math.expm1(-log_c / 2)
+        return (value(math.log(u)), u) if u > 0 else (zero, 0.0)
     bottom = (math.log((L - 1) / (L + 1)) - log_m.max()) / L
     if top <= bottom:
         return zero, 0.0
@@ -245,12 +246,22 @@ def general_srg_loss(K: int, L: int, lam: Decays, n: int, construction: int = 1)
     lam = _problem(L, lam, n)
     u = _minimum(family, size, L, lam, n)[1]
     x, out = family.eigenvalues * u**L, size - K
-    of_all = lambda values: (family.multiplicities * values).sum() / size  # noqa: E731
-    of_neighbours = of_all(np.array([2 * (r - 2), r - 4, -2]) / (1 + x)) / (2 * (r - 2))
-    fit = size * of_all((1 + x) ** -2.0) * (1 - 2 * out / size) + out * of_all(1 / (1 + x)) ** 2
-    fit += out * (out - 1) * of_neighbours**2
+
+    def mean(values: np.ndarray) -> float:
+        """Of one value per class, from those at the three eigenvalues."""
+        return (family.multiplicities * values).sum() / size
+
+    # With all its classes the solution misses the targets by R = (I + x)^-1, a function of the graph, so all classes
+    # have the same entry of R on the diagonal, the same one at each neighbour, and rows of the same norm. The adjacency
+    # matrix has the eigenvalues 2(r - 2), r - 4 and -2. Without `out` classes, R loses their rows and their columns,
+    # and gets back where these cross: at pairs of edges at one vertex, which are all neighbours.
+    diagonal = mean(1 / (1 + x))
+    neighbour = mean(np.array([2 * (r - 2), r - 4, -2]) / (1 + x)) / (2 * (r - 2))
+    crossing = out * diagonal**2 + out * (out - 1) * neighbour**2
+    fit = (size - 2 * out) * mean((1 + x) ** -2.0) + crossing
+    # Half the decay times the squared norm of each balanced factor. H_1 and W_L lose theirs in proportion.
     factor = math.exp((family.log_cost + math.log(size) + math.log(n) + sum(map(math.log, lam))) / L) * u / 2
-    return float(fit / (2 * K) + K / size * (of_all(x / (1 + x) ** 2) / 2 + factor) + (L - 1) * factor)
+    return float(fit / (2 * K) + K / size * (mean(x / (1 + x) ** 2) / 2 + factor) + (L - 1) * factor)
 
 
 # Decays ---------------------------------------------------------------------------------------------------------------

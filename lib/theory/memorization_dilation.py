@@ -75,7 +75,7 @@ def model(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike, eta: ArrayLike, 
     given = (np.asarray(value, dtype=float) for value in (lam_w, lam_h, alpha, eta, C_MD))
     lam_w, lam_h, alpha, eta, C_MD = np.broadcast_arrays(*given)
     for name, value in (("eta", eta), ("C_MD", C_MD)):
-        _check(name, value, (value > 0) & np.isfinite(value), "a positive number is needed")
+        _require(name, value, (value > 0) & np.isfinite(value), "a positive number is needed")
     s = margin(lam_w, lam_h, alpha)
     alignment = np.sqrt(2 * lam_h / lam_w)
     rho = np.sqrt(s / alignment)
@@ -98,8 +98,8 @@ def margin(lam_w: ArrayLike, lam_h: ArrayLike, alpha: ArrayLike = 0.0) -> Array:
     """
     lam_w, lam_h, alpha = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (lam_w, lam_h, alpha)))
     for name, value in (("lam_w", lam_w), ("lam_h", lam_h)):
-        _check(name, value, (value > 0) & np.isfinite(value), "a positive number is needed")
-    _check("alpha", alpha, (alpha >= 0) & (alpha < 1), "label smoothing in [0, 1) is needed")
+        _require(name, value, (value > 0) & np.isfinite(value), "a positive number is needed")
+    _require("alpha", alpha, (alpha >= 0) & (alpha < 1), "label smoothing in [0, 1) is needed")
     theta = alpha / 2 + math.sqrt(2) * np.sqrt(lam_w) * np.sqrt(lam_h)
     if np.any(theta >= 0.5):
         worst = np.unravel_index(np.argmax(theta), theta.shape)
@@ -237,7 +237,7 @@ def skewed(A: ArrayLike) -> Law:
 
 def _reach(A: ArrayLike) -> Array:
     A = np.asarray(A, dtype=float)
-    _check("A", A, (A >= 1) & np.isfinite(A), "a finite number, at least 1 because E|z|^2 = 1 and |z| <= A, is needed")
+    _require("A", A, (A >= 1) & np.isfinite(A), "a finite number of at least 1 is needed, as E|z|^2 = 1 and |z| <= A")
     return A
 
 
@@ -276,19 +276,16 @@ def corrupted_features(problem: Model, r: ArrayLike) -> tuple[Array, Array]:
     """
     r = _dilation(r)
     s, alpha, y = np.broadcast_arrays(problem.s, problem.alpha, r / problem.r_max)
-    kappa = np.broadcast_to(np.sqrt(problem.lam_w / 2) * np.sqrt(problem.lam_h), s.shape)
-    inside = (y > 0) & (y < 1)
-    a, b = np.where(y < 1, 0.0, 1.0), np.where(y < 1, 1.0, 0.0)
-    if inside.any():
-        s, alpha, kappa, y = s[inside], alpha[inside], kappa[inside], y[inside]
-        low, high = np.log(kappa * s) - 45.0, np.full_like(s, 45.0)
-        for _ in range(64):
-            middle = (low + high) / 2
-            x, z = _pulled(s, alpha, kappa, np.exp(middle))
-            far = x**2 + (1 - z) ** 2 > 2 * y**2
-            low, high = np.where(far, middle, low), np.where(far, high, middle)
-        a[inside], b[inside] = _pulled(s, alpha, kappa, np.exp(high))
-    return a, b
+    kappa = np.sqrt(problem.lam_w / 2) * np.sqrt(problem.lam_h)
+    low, high = np.log(kappa * s) - 45.0, np.full_like(s, 45.0)
+    for _ in range(64):
+        middle = (low + high) / 2
+        a, b = _pulled(s, alpha, kappa, np.exp(middle))
+        far = a**2 + (1 - b) ** 2 > 2 * y**2
+        low, high = np.where(far, middle, low), np.where(far, high, middle)
+    a, b = _pulled(s, alpha, kappa, np.exp(high))
+    ends = [y <= 0, y >= 1]  # where the multiplier is infinite or zero
+    return np.select(ends, [0.0, 1.0], a), np.select(ends, [1.0, 0.0], b)
 
 
 def corrupted_risk(problem: Model, r: ArrayLike) -> Array:
@@ -399,10 +396,10 @@ def _wide(values: ArrayLike) -> Array:
 
 def _dilation(r: ArrayLike) -> Array:
     r = np.asarray(r, dtype=float)
-    _check("r", r, r >= 0, "a dilation is not negative")
+    _require("r", r, r >= 0, "a dilation is not negative")
     return r
 
 
-def _check(name: str, values: Array, fine: Array, needed: str) -> None:
+def _require(name: str, values: Array, fine: Array, needed: str) -> None:
     if not np.all(fine):
         raise ValueError(f"{name} = {values[~fine].flat[0]:g}: {needed}")

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lib import checks
-from lib.models.unconstrained import check, check_balanced
+from lib.models.unconstrained import check_balanced, checked_decays
 
 
 class Optimum(NamedTuple):
@@ -89,8 +89,7 @@ def optimal_norms(N: int, K: int, lam_w: float, lam_h: float, alpha: float = 0.0
     checks.integers(2, N=N)
     checks.integers(1, K=K)
     strength, kappa = _strength(N, lam_w, lam_h, alpha)
-    s = math.log((N - 1) * (1 - strength) / strength) if strength < (N - 1) / N else 0.0
-    s = max(s, 0.0)
+    s = math.log(max(1.0, (N - 1) * (1 - strength) / strength))
     return Optimum(
         W2=kappa * s / lam_w,
         H2=K * kappa * s / lam_h,
@@ -183,7 +182,7 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     if W.ndim != 2 or H.ndim != 2:
         raise ValueError(f"W has shape {tuple(W.shape)}, H {tuple(H.shape)}: the matrices of one run are needed")
     N = len(W)
-    check(H, [W], y, 1.0, 1.0)
+    checked_decays(H, [W], y, 1.0, 1.0)
     check_balanced(y, N)
     if not bool((H >= 0).all()):
         raise ValueError("H has entries that are negative or nan: features have to be non-negative")
@@ -192,10 +191,15 @@ def nc_distance(W: Tensor, H: Tensor, y: Tensor) -> Distance:
     gram = means.T @ means
     projected = (means - h @ (h.T @ means) / h.square().sum()).T
     factor = (W * projected).sum() / projected.square().sum()
-    largest = lambda part, whole: (part.abs().max() / whole.abs().max()).item()  # noqa: E731
+    frame = gram / gram.diagonal().mean() - torch.eye(N, dtype=gram.dtype, device=gram.device)
     return Distance(
-        within=largest(H - means[:, y.long()], means),
-        frame=(gram / gram.diagonal().mean() - torch.eye(N, dtype=gram.dtype, device=gram.device)).abs().max().item(),
-        duality=largest(W - factor * projected, W),
+        within=_relative(H - means[:, y.long()], means),
+        frame=frame.abs().max().item(),
+        duality=_relative(W - factor * projected, W),
         factor=factor.item(),
     )
+
+
+def _relative(part: Tensor, whole: Tensor) -> float:
+    """The largest entry of a part in units of the largest entry of the whole."""
+    return (part.abs().max() / whole.abs().max()).item()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # networkx is imported where a graph is built: measuring a ne
 DNC, SRG, SQUARE, OTHER = "DNC", "SRG", "square graph", "other"
 
 
-def structure(means: Tensor, tol: float = 0.05) -> str | list:
+def structure(means: Tensor, tol: float = 0.05) -> str:
     r"""The name of the structure of the class means of one layer, from their Gram matrix alone.
 
     Norms count as equal if they differ from their mean by at most `tol` times the mean. If they are, the name is, with
@@ -46,19 +46,19 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
     Parameters
     ----------
     means
-        `(..., K, d)`, rows are class means, not centred. K of at least 2.
+        `(K, d)`, rows are class means, not centred. K of at least 2.
     tol
         Between 0 and 1/4; from there on, 0 and 1/2 could not be told apart.
 
     Returns
     -------
-    str | list
-        A name for one set of means; nested lists of names in the shape `...` for several.
+    str
+        The name.
 
     Raises
     ------
     ValueError
-        For means that are not matrices, fewer than two classes, values that are not finite, and `tol` outside (0, 1/4).
+        For means that are no matrix, fewer than two classes, values that are not finite, and `tol` outside (0, 1/4).
 
     Examples
     --------
@@ -72,11 +72,9 @@ def structure(means: Tensor, tol: float = 0.05) -> str | list:
     """
     if not 0 < tol < 0.25:
         raise ValueError(f"tol={tol!r}: a number between 0 and 1/4 is needed")
-    if means.ndim < 2 or means.shape[-2] < 2 or means.shape[-1] < 1:
-        raise ValueError(f"means has shape {tuple(means.shape)}; (..., K, d) with K of at least 2 is needed")
+    if means.ndim != 2 or len(means) < 2 or means.shape[1] < 1:
+        raise ValueError(f"means has shape {tuple(means.shape)}; (K, d) with K of at least 2 is needed")
     checks.finite(means=means)
-    if means.ndim > 2:
-        return [structure(part, tol) for part in means]
     means = means.detach().double().cpu()
     found = _of_gram(means @ means.mT, tol)
     return _of_sets(means, tol) if found == OTHER else found

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from lib import checks
-from lib.models.unconstrained import activations, check, one_hot
+from lib.models.unconstrained import activations, checked_decays, one_hot
 from lib.training.cuda_graphs import recorded
 
 
@@ -218,7 +218,7 @@ def _checked(start: Runs, y: Tensor, descent: Descent) -> list[float | Tensor]:
     decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * (L + (lam_h is None))
     decays = decays if lam_h is None else [lam_h, *decays]
     first = checks.each(R, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
-    check(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=lam_b)
+    checked_decays(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=lam_b)
     parts = {"H": start.H, "b": start.b} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
     for name, part in parts.items():
         if part is not None and (part.ndim != 3 - (name == "b") or len(part) != R):

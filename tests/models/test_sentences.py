@@ -27,13 +27,10 @@ def problems(draw):
     return W, U, torch.from_numpy(rng.integers(n_w, size=(N, L))), torch.from_numpy(rng.integers(K, size=N))
 
 
-def features_by_hand(W, normalize):
-    return [(v - v.mean()) / v.std() if normalize else v for v in W.numpy()]
-
-
 def scores_by_hand(W, U, x, normalize):
     """Equations (17) and (18): the product of U, (16), with the stacked columns of (14) or (15)."""
-    words, N, (K, L, d) = features_by_hand(W, normalize), len(x), U.shape
+    words = [(v - v.mean()) / v.std() if normalize else v for v in W.numpy()]
+    N, (K, L, d) = len(x), U.shape
     h = np.zeros((N, K))
     for i, k, position, j in product(range(N), range(K), range(L), range(d)):
         h[i, k] += U[k, position, j].item() * words[x[i, position]][j]
@@ -64,11 +61,8 @@ def test_sizes_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("word", [4, -1])
 def test_a_word_outside_the_vocabulary_is_refused(word):
-    x = torch.tensor([[0, word]])
     with pytest.raises(ValueError, match="x has words"):
-        SentenceSet(x, 4)
-    with pytest.raises(IndexError):
-        scores(torch.ones(4, 3), torch.ones(2, 2, 3), x)
+        SentenceSet(torch.tensor([[0, word]]), 4)
 
 
 # Prepared sentences ---------------------------------------------------------------------------------------------------
@@ -79,19 +73,16 @@ def test_a_word_outside_the_vocabulary_is_refused(word):
     "N, n_w, L, K, d",
     [(7, 9, 3, 4, 5), (3, 4, 2, 1, 1), (2500, 6, 2, 3, 4), (40, 3, 2, 5, 30), (2500, 4, 3, 2, 12), (30, 2, 1, 3, 25)],
 )
-@pytest.mark.parametrize("normalize", [False, True])
-def test_prepared_sentences_have_the_cross_entropy_of_the_scores_and_its_gradients(N, n_w, L, K, d, normalize):
-    if normalize and d == 1:
-        pytest.skip("LayerNorm of one number is zero")
+def test_prepared_sentences_have_the_cross_entropy_of_the_scores_and_its_gradients(N, n_w, L, K, d):
     generator = torch.Generator().manual_seed(N + d)
     W = torch.randn(n_w, d, dtype=torch.float64, generator=generator).requires_grad_()
     U = torch.randn(K, L, d, dtype=torch.float64, generator=generator).requires_grad_()
     x = torch.randint(max(n_w - 1, 1), (N, L), generator=generator)  # the last word is never seen
     y = torch.randint(K, (N,), generator=generator)
-    expected = torch.nn.functional.cross_entropy(scores(W, U, x, normalize), y)
-    prepared, features = SentenceSet(x, n_w), sentences.word_features(W, normalize)
-    found = prepared.cross_entropy(features, U, y)
-    prepared.cross_entropy(2 * features, -U, y)  # keeps its memory from call to call
+    expected = torch.nn.functional.cross_entropy(scores(W, U, x), y)
+    prepared = SentenceSet(x, n_w)
+    found = prepared.cross_entropy(W, U, y)
+    prepared.cross_entropy(2 * W, -U, y)  # keeps its memory from call to call
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
     slopes = [torch.autograd.grad(3 * value, (W, U)) for value in (expected, found)]
     for one, other in zip(*slopes, strict=True):
@@ -164,7 +155,5 @@ def test_starts_are_normal_embeddings_and_uniform_linear_weights_times_the_scale
 
 
 def test_starts_depend_on_the_seed_alone():
-    before = torch.get_rng_state()
     first, again, other = (sentences.initial_weights(4, 3, 2, 5, seed, 1.0) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) and not torch.equal(a, c) for a, b, c in zip(first, again, other, strict=True))
-    assert torch.equal(before, torch.get_rng_state())

@@ -106,21 +106,19 @@ def test_leading_dimensions_are_a_loop_over_runs_and_vmap_is_another(model, relu
     torch.testing.assert_close(mapped, values, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 @pytest.mark.parametrize("loss", unconstrained.LOSSES)
-def test_the_dtype_is_that_of_the_features_and_labels_of_any_integer_type_mean_the_same(dtype, loss):
+def test_the_dtype_is_that_of_the_features_and_labels_of_any_integer_type_mean_the_same(loss):
     W, H = torch.eye(3), torch.arange(18.0).reshape(3, 6) / 9
     expected = objective(H, [W], labels(3, 2), 0.1, 0.1, loss=loss)
     assert expected.dtype == torch.float32
-    assert objective(H, [W], labels(3, 2).to(dtype), 0.1, 0.1, loss=loss) == expected
+    assert objective(H, [W], labels(3, 2).to(torch.uint8), 0.1, 0.1, loss=loss) == expected
 
 
 @pytest.mark.parametrize("loss", unconstrained.LOSSES)
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_nan_feature_makes_its_own_run_nan_and_no_other(loss, layers):
-    H, Ws = torch.ones(3, 2, 4), [torch.eye(2)] * layers
+def test_a_nan_feature_makes_its_own_run_nan_and_no_other(loss):
+    H = torch.ones(3, 2, 4)
     H[1, 0, 0] = nan
-    values = objective(H, Ws, labels(2, 2), 0.1, 0.1, relu=layers == 2, loss=loss)
+    values = objective(H, [torch.eye(2), torch.eye(2)], labels(2, 2), 0.1, 0.1, relu=True, loss=loss)
     assert values.isnan().tolist() == [False, True, False]
 
 
@@ -128,9 +126,9 @@ def test_a_nan_feature_makes_its_own_run_nan_and_no_other(loss, layers):
 
 
 @st.composite
-def peeled(draw, runs=()):
+def peeled(draw):
     """A model of one layer with as many samples of each class and features that are not negative."""
-    model = draw(models(layers=1, runs=runs, samples=draw(st.integers(1, 3))))
+    model = draw(models(layers=1, samples=draw(st.integers(1, 3))))
     (W,), (lam_w,) = model.pop("Ws"), model["lam_w"]
     alpha = draw(st.sampled_from([0.0, 0.1, 0.9]))
     return model | {"W": W, "H": model["H"].abs(), "lam_w": lam_w, "alpha": alpha}
@@ -138,7 +136,7 @@ def peeled(draw, runs=()):
 
 @quick
 @given(peeled(), st.booleans())
-def test_the_layer_peeled_objective_is_the_papers_sum(model, bias):
+def test_the_layer_peeled_objective_is_the_papers_sum_for_each_of_several_runs(model, bias):
     model |= {} if bias else {"b": None, "lam_b": 0.0}
     W, H, y, alpha, N = model["W"], model["H"], model["y"], model["alpha"], len(model["W"])
     total, samples = 0.0, len(y) // N
@@ -149,16 +147,10 @@ def test_the_layer_peeled_objective_is_the_papers_sum(model, bias):
         total -= sum(weight * log(probability) for weight, probability in zip(smoothed, p, strict=True))
     expected = total / len(y) + model["lam_w"] * squares(W) + model["lam_h"] / samples * squares(H)
     expected += model["lam_b"] * squares(model["b"]) if bias else 0
-    value = layer_peeled(**model)
-    assert value.shape == () and value.dtype == torch.float64
-    assert value.item() == pytest.approx(expected, rel=1e-12)
-
-
-@quick
-@given(peeled(runs=(3,)))
-def test_layer_peeled_runs_are_independent(model):
-    alone = [layer_peeled(**model | {name: model[name][i] for name in ("W", "H", "b")}) for i in range(3)]
-    torch.testing.assert_close(layer_peeled(**model), torch.stack(alone), rtol=1e-13, atol=0)
+    runs = {name: torch.stack([torch.zeros_like(model[name]), model[name]]) for name in ("W", "H")}
+    at_zero, value = layer_peeled(**model | runs)
+    assert value.dtype == torch.float64 and value.item() == pytest.approx(expected, rel=1e-12)
+    assert bias or at_zero.item() == pytest.approx(log(N), rel=1e-12)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -172,22 +164,19 @@ PEELED = {"W": torch.ones(K, d)} | {name: part for name, part in GOOD.items() if
 @pytest.mark.parametrize(
     "changes, name",
     [
-        ([{"y": labels(K, n) + 1}, {"y": labels(K, n).float()}, {"y": labels(K, n + 1)}], "y"),
-        ([{"y": torch.tensor([0, 0, 0, 2, 2, 2])}, {"H": torch.ones(d, 0), "y": labels(K, 0)}], "y"),
+        ([{"y": labels(K, n) + 1}, {"y": labels(K, n).float()}, {"y": torch.tensor([0, 0, 0, 2, 2, 2])}], "y"),
         ([{"H": torch.ones(d)}], "H"),
         ([{"H": torch.ones(d + 1, K * n)}], "W_1"),
         ([{"Ws": [torch.ones(5, d), torch.ones(K, d)]}, {"Ws": [torch.ones(d, d), torch.ones(d)]}], "W_2"),
         ([{"Ws": []}, {"Ws": torch.ones(K, d)}], "Ws"),
         ([{"Ws": [torch.ones(1, d)], "y": labels(1, 6)}], "K"),
-        ([{"b": torch.ones(K + 1)}, {"b": torch.tensor(1.0)}], "b"),
-        ([{"lam_w": bad} for bad in (0.0, [0.1, -0.2], [0.1, inf], None, [0.1])], "lam_w"),
-        ([{"lam_w": [0.1, 0.1], "lam_h": None}, {"lam_w": 0.0, "lam_h": None}], "lam_w"),
-        ([{"lam_h": -1.0}, {"lam_h": nan}], "lam_h"),
-        ([{"lam_b": -0.5}, {"lam_b": nan}, {"lam_b": None}], "lam_b"),
+        ([{"b": torch.ones(K + 1)}], "b"),
+        ([{"lam_w": 0.0}, {"lam_w": [0.1, inf]}, {"lam_w": [0.1]}, {"lam_w": [0.1, 0.1], "lam_h": None}], "lam_w"),
+        ([{"lam_h": nan}, PEELED | {"lam_h": 0.0}], "lam_h"),
+        ([{"lam_b": -0.5}], "lam_b"),
         ([{"loss": "hinge"}], "loss"),
-        ([PEELED | {"alpha": alpha} for alpha in (1.0, nan)], "alpha"),
+        ([PEELED | {"alpha": 1.0}], "alpha"),
         ([PEELED | {"y": torch.tensor([0, 0, 0, 1, 1, 2])}], "y"),
-        ([PEELED | {"lam_h": 0.0}], "lam_h"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, name):

@@ -179,20 +179,15 @@ def test_type_III_solves_the_system_is_critical_ordered_and_certified(task, fact
 
 @quick
 @given(tasks("any"), st.floats(1.0001, 10.0))
-def test_zero_is_optimal_and_the_system_refused_where_condition_9_fails(task, factor):
+def test_zero_is_optimal_from_the_operator_norm_of_its_gradient_on_where_the_system_is_refused(task, factor):
     lam = factor * threshold_by_hand(task)
     with pytest.raises(ValueError, match=r"lam = .* condition \(9\)"):
         theory.type3(task.frequencies, task.n_c, task.L, lam)
+    threshold = theory.type3_threshold(task.frequencies, task.n_c, task.L)
+    assert factor * threshold == pytest.approx(lam, rel=1e-11)
     W, U = torch.zeros(task.n_w, 2, dtype=torch.float64), torch.zeros(task.K, task.L, 2, dtype=torch.float64)
     x, y, p = task.enumerate()
     assert abs(certificates.optimality_gap(W, U, x, y, lam, p)) < 1e-12
-
-
-@quick
-@given(tasks("any"))
-def test_the_threshold_is_the_operator_norm_of_the_gradient_at_zero(task):
-    threshold = theory.type3_threshold(task.frequencies, task.n_c, task.L)
-    assert threshold == pytest.approx(threshold_by_hand(task), rel=1e-11)
 
 
 @pytest.mark.parametrize("share, factor", [(0.8, 0.1), (0.8, 0.7), (0.8, 1.5), (0.5, 0.1)])
@@ -237,11 +232,11 @@ def test_the_gap_bounds_the_distance_to_the_minimum_from_any_weights(task, seed,
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("chunk", [3, 100])
-def test_the_spectrum_is_that_of_the_slopes_of_f(monkeypatch, weighted, chunk):
-    monkeypatch.setattr(certificates, "_CHUNK", chunk)
+@pytest.mark.parametrize("N", [7, 9000])
+def test_the_spectrum_is_that_of_the_slopes_of_f(weighted, N):
+    """For few sentences, and for more than are scored at a time."""
     rng = np.random.default_rng(4)
-    n_w, K, L, N = 5, 3, 2, 7  # word 4 never occurs, words repeat within a sentence
+    n_w, K, L = 5, 3, 2  # word 4 never occurs, words repeat within a sentence
     W, U = (torch.from_numpy(rng.standard_normal(size)) for size in [(n_w, 4), (K, L, 4)])
     x, y = torch.from_numpy(rng.integers(4, size=(N, L))), torch.from_numpy(rng.integers(K, size=N))
     x[0] = 2
@@ -255,16 +250,6 @@ def test_the_spectrum_is_that_of_the_slopes_of_f(monkeypatch, weighted, chunk):
 # --- the mean field ---
 
 
-@settings(max_examples=10, deadline=None)
-@given(tasks("any"), st.floats(0.01, 0.9))
-def test_mean_field_is_type_III_when_all_latent_variables_are_used(task, factor):
-    lam = factor * theory.type3_threshold(task.frequencies, task.n_c, task.L)
-    c, r = theory.type3(task.frequencies, task.n_c, task.L, lam)
-    c_mean, r_mean = theory.mean_field_type3(task.frequencies, task.n_c, task.L, task.K, lam)
-    assert c_mean == pytest.approx(c, rel=1e-7)
-    assert (r_mean / r - 1).abs().max() < 1e-7
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 5), st.integers(2, 8), st.floats(0.05, 0.95), st.floats(1e-3, 3e-2))
 def test_mean_field_is_type_I_at_equal_frequencies(n_c, s_c, L, fraction, lam):
@@ -276,8 +261,9 @@ def test_mean_field_is_type_I_at_equal_frequencies(n_c, s_c, L, fraction, lam):
 
 
 @quick
-@given(tasks("any", largest=100), st.floats(0.1, 0.9), st.floats(1e-3, 1e-2))
+@given(tasks("any", largest=100), st.one_of(st.floats(0.1, 0.9), st.just(1.0)), st.floats(1e-3, 1e-2))
 def test_the_mean_field_is_where_its_risk_summed_over_all_words_is_stationary(task, used, lam):
+    """`used`: the share of the latent variables that are a class."""
     mu, n_c, s_c, L = task.frequencies, task.n_c, task.s_c, task.L
     kappa = max(2, int(used * n_c**L)) / n_c**L
     words = torch.cartesian_prod(*[torch.arange(s_c)] * L).view(-1, L)
@@ -297,28 +283,3 @@ def test_mean_field_of_a_hundred_words_per_concept_at_the_papers_other_sizes():
     # W and U are balanced at any critical point
     assert 3 * (r @ r).item() == pytest.approx(1000 * 15 * c**2, rel=1e-9)
     assert (r.diff() < 0).all() and r[-1] > 0
-
-
-# --- bad input ---
-
-
-@pytest.mark.parametrize(
-    "call, name",
-    [
-        (lambda: theory.type1(3, 1200, 15, 1000, 0.0), "lam"),
-        (lambda: theory.type1(3, 1200, 15, 3**15 + 1, 0.1), "K = 14348908.*14348907"),
-        (lambda: theory.type1(3, 1201, 15, 1000, 0.1), "n_w = 1201.*n_c = 3"),
-        (lambda: theory.type1(1, 4, 2, 1, 0.1), "n_c"),
-        (lambda: theory.type2(3, 15, 1000, 2, 0.1), "d = 2"),
-        (lambda: theory.type2(3, 0, 1, 3, 0.1), "L"),
-        (lambda: theory.type3([0.5, 0.6], 3, 2, 0.01), "frequencies"),
-        (lambda: theory.type3([0.5, 0.5], 3, 2, float("nan")), "lam"),
-        (lambda: theory.mean_field_type3([1.0], 2, 3, 9, 0.1), "K"),
-        (lambda: theory.equiangular(4, 2), "d = 2.* at least 3"),
-        (lambda: theory.equiangular(4, 3, mean_zero=True), "d = 3.* at least 4"),
-        (lambda: certificates.optimality_gap(*[torch.zeros(1)] * 4, lam=0.0), "lam"),
-    ],
-)
-def test_bad_input_is_refused_by_name(call, name):
-    with pytest.raises(ValueError, match=name):
-        call()

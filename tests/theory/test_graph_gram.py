@@ -31,14 +31,11 @@ def pattern(r, b, c):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(4, 6), st.floats(-1, 1), st.floats(-1, 1), st.integers(0, 10**6))
+@given(st.integers(4, 6), st.floats(-1, 1).filter(bool), st.floats(-1, 1), st.integers(0, 10**6))
 def test_any_three_values_are_recognised_unless_two_of_them_are_close(r, b, c, seed):
-    if b == c == 0:
-        return
     gram = pattern(r, b, c)
-    values = gram[0].unique()
     apart = (gram[0, 1] - gram[0, -1]).abs().item()  # (0, 1) meets (0, 2) and not the last edge
-    if abs(apart - 0.1) > 1e-6 and values.isfinite().all():
+    if abs(apart - 0.1) > 1e-6:
         assert is_graph_gram(disguised(gram, seed)) == (apart > 0.1)
 
 
@@ -53,27 +50,13 @@ def test_every_layer_of_the_graph_solution_is_recognised_but_an_orthogonal_frame
             assert is_graph_gram(means) == (not frame)
 
 
-def test_noise_below_the_tolerance_changes_nothing_and_more_of_it_everything():
-    gram = pattern(5, 0.5, 0.0)
-    assert is_graph_gram(disguised(gram, 1, noise=0.003))
-    assert not is_graph_gram(disguised(gram, 1, noise=0.3))
-
-
-def test_one_pair_out_of_place_another_graph_and_another_number_of_classes_are_refused():
+def test_another_pattern_another_graph_much_noise_and_another_number_of_classes_are_refused():
     gram = pattern(5, 0.5, 0.0)
     swapped = gram.clone()
     joined, apart = (0, 1), (0, 9)
     for (i, j), value in ((joined, gram[apart]), (apart, gram[joined])):
         swapped[i, j] = swapped[j, i] = value
-    assert is_graph_gram(disguised(gram, 3)) and not is_graph_gram(disguised(swapped, 3))
+    assert is_graph_gram(disguised(gram, 1, noise=0.003))
+    assert not is_graph_gram(disguised(gram, 1, noise=0.3)) and not is_graph_gram(disguised(swapped, 3))
     for other in (torch.eye(10), torch.eye(10) - 0.1, torch.eye(9), torch.zeros(10, 10)):
         assert not is_graph_gram(other.double())
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="shape"):
-        is_graph_gram(torch.zeros(2, 6, 6))
-    with pytest.raises(ValueError, match="tol"):
-        is_graph_gram(torch.eye(6), tol=1.0)
-    with pytest.raises(ValueError, match="finite|nan"):
-        is_graph_gram(torch.full((6, 6), torch.nan))

@@ -69,16 +69,3 @@ def test_an_array_of_strength_four_has_the_gram_matrices_of_all_signs():
     every = torch.tensor(list(product([1.0, -1.0], repeat=7)), dtype=torch.float64)
     thin, thick = ((halves.rows(s) @ T).clamp(min=0) for s in (signs, every))
     assert torch.allclose(thin.T @ thin, thick.T @ thick / 2)
-
-
-@pytest.mark.parametrize("call", [
-    lambda: halves.half_signs(7), lambda: halves.half_signs(2), lambda: halves.array_signs(7),
-    lambda: halves.limit(5, 2),
-    lambda: halves.loss(5, 2, 0.01, 1), lambda: halves.bound_factor(10, 2, 1), lambda: halves.least(2, 0.0),
-    lambda: halves.price(torch.eye(3).double(), torch.ones(1, 3).double(), 2),
-    lambda: halves.price(torch.eye(3).double(), -torch.eye(3).double(), 2),
-    lambda: halves.solution(*matrices(6), 2, 0.01, 1, K=14),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(call):
-    with pytest.raises(ValueError):
-        call()

@@ -66,31 +66,22 @@ def test_the_configuration_solves_the_layer_peeled_problem_of_assumption_4_2(pro
     size = float(problem.rho) * np.r_[np.full(2 * M, float(problem.alignment)), np.ones(2 * M)]
     starts = [size * rng.uniform(0, 1, 4 * M) for _ in range(6)]
     options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 5000, "maxfun": 20000}
-    found = min(
-        (minimize(risk, z, jac=True, bounds=bounds, method="L-BFGS-B", options=options) for z in starts),
-        key=lambda end: end.fun,
-    )
-    assert found.fun == pytest.approx(minimum, abs=1e-7)
-    assert found.fun > minimum - 1e-12
+    ends = [minimize(risk, z, jac=True, bounds=bounds, method="L-BFGS-B", options=options).fun for z in starts]
+    assert min(ends) == pytest.approx(minimum, abs=1e-7)
+    assert min(ends) > minimum - 1e-12
 
 
 @quick
 @given(problems(), st.integers(2, 6), st.integers(0, 99))
-def test_the_embedded_configuration_has_the_margin_and_the_distance_that_it_says(problem, M, seed):
+def test_the_embedded_configuration_has_the_margin_and_the_lengths_that_it_says(problem, M, seed):
     W, H = md.embed(problem, M, seed)
     assert (H >= 0).all() and abs(H[0] @ H[1]) < 1e-14 * problem.rho**2
     assert np.linalg.norm(H[0] - H[1]) == pytest.approx(float(problem.distance), rel=1e-12)
     assert (W[0] - W[1]) @ H[0] == pytest.approx(float(problem.s), rel=1e-12)
     assert np.allclose(W.sum(0), 0, atol=1e-12 * np.abs(W).max())
-
-
-@quick
-@given(problems())
-def test_cross_entropy_has_longer_features_than_smoothing(problem):
+    _, unsmoothed = md.embed(md.model(problem.lam_w, problem.lam_h, 0.0, 0.1, 1.0), M, seed)
     gamma = md.norm_ratio(problem.lam_w, problem.lam_h, problem.alpha)
-    unsmoothed = md.model(problem.lam_w, problem.lam_h, 0.0, 0.1, 1.0)
-    assert gamma == pytest.approx(unsmoothed.rho / problem.rho, rel=1e-10)
-    assert gamma > 1 or problem.alpha < 1e-12
+    assert gamma == pytest.approx(np.linalg.norm(unsmoothed) / np.linalg.norm(H), rel=1e-10)
 
 
 # --- u_1(r), F and r_* ---
@@ -119,10 +110,10 @@ def test_the_corrupted_feature_solves_its_constrained_problem_in_the_whole_space
         assert (rest > -1e-7 * size).all() and np.abs(rest[free]).max() < 1e-7 * size
 
 
-@pytest.mark.parametrize("y, mean", [(0.0, (0.0, 1.0)), (1.0, (1.0, 0.0)), (1.5, (1.0, 0.0)), (40.0, (1.0, 0.0))])
-def test_without_dilation_the_corrupted_feature_is_the_other_mean_and_from_r_max_on_the_clean_one(y, mean):
+def test_without_dilation_the_corrupted_feature_is_the_other_mean_and_from_r_max_on_the_clean_one():
     problem = md.model(1e-3, 2e-3, 0.1, 0.2, 1.5)
-    assert md.corrupted_features(problem, y * problem.r_max) == mean
+    a, b = md.corrupted_features(problem, np.array([0.0, 1.0, 1.5, 40.0]) * problem.r_max)
+    assert (a.tolist(), b.tolist()) == ([0, 1, 1, 1], [1, 0, 0, 0])
 
 
 @slow
@@ -221,58 +212,21 @@ def test_the_printed_constant_of_lemma_c5_is_half_of_what_two_points_need_the_co
 
 
 @quick
-@given(problems(), st.floats(0.0, 1.0))
-def test_one_half_of_the_corrupted_risk_already_grows_as_fast_as_lemma_c4_says(problem, y):
+@given(problems(), st.floats(0.0, 0.9999))
+def test_the_corrupted_feature_and_one_half_of_its_risk_obey_the_constants_of_lemmas_c3_and_c4(problem, y):
     r, constants = y * problem.r_max, md.constants(problem, 1.0)
+    gap = (problem.r_max - r) / problem.eta
     growth = md.corrupted_risk(problem, r) - md.corrupted_risk(problem, problem.r_max)
-    needed = constants.C1 * ((problem.r_max - r) / problem.eta) ** 2
-    assert growth / 2 >= needed * (1 - 1e-9) - 1e-11
+    assert growth / 2 >= constants.C1 * gap**2 * (1 - 1e-9) - 1e-11
+    a, b = md.corrupted_features(problem, r)
+    per_noise = problem.rho * math.hypot(1 - a, b) / gap
+    if y >= math.sqrt(0.5):
+        assert constants.c * (1 - 1e-8) <= per_noise <= constants.C * (1 + 1e-8)
 
 
-@quick
-@given(problems(), st.floats(math.sqrt(0.5), 0.9999))
-def test_the_distance_from_the_clean_mean_lies_between_the_constants_of_lemma_c3(problem, y):
-    a, b = md.corrupted_features(problem, y * problem.r_max)
-    constants = md.constants(problem, 1.0)
-    per_noise = problem.rho * math.hypot(1 - a, b) / (problem.r_max * (1 - y) / problem.eta)
-    assert constants.c * (1 - 1e-8) <= per_noise <= constants.C * (1 + 1e-8)
-
-
-# --- what is refused ---
-
-
-GOOD = {"lam_w": 1e-3, "lam_h": 1e-3, "alpha": 0.1, "eta": 0.2, "C_MD": 1.0}
-
-
-@pytest.mark.parametrize(("name", "bad"), [
-    ("alpha", 1.0), ("alpha", math.nan), ("eta", 0.0), ("eta", math.inf), ("lam_w", 0.0), ("C_MD", -1.0),
-])  # fmt: skip
-def test_a_parameter_outside_its_range_is_named(name, bad):
-    for value in (bad, np.array([GOOD[name], bad])):
-        with pytest.raises(ValueError, match=name):
-            md.model(**{**GOOD, name: value})
-
-
-def test_parameters_for_which_the_features_are_zero_are_refused():
-    for alpha in (0.0, 0.4):
-        edge = (1 - alpha) / (2 * math.sqrt(2))
-        md.model(edge * 0.999, edge * 0.999, alpha, 0.1, 1.0)
-        with pytest.raises(ValueError, match="alpha"):
-            md.model(edge * 1.001, edge * 1.001, alpha, 0.1, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda problem: md.sphere(1), "M"),
-        (lambda problem: md.ball(1), "M"),
-        (lambda problem: md.embed(problem, 1), "M"),
-        (lambda problem: md.embed(md.model(1e-3, 1e-3, [0.0, 0.1], 0.1, 1.0), 2), "problem"),
-        (lambda problem: md.three_point(0.9), "A"),
-        (lambda problem: md.two_point(1.1), "cosine"),
-        (lambda problem: md.corrupted_features(problem, -1.0), "r"),
-    ],
-)
-def test_impossible_laws_and_dimensions_are_refused(call, name):
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        call(md.model(**GOOD))
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_parameters_for_which_the_features_are_zero_are_refused(alpha):
+    edge = (1 - alpha) / (2 * math.sqrt(2))
+    assert md.margin(edge * 0.999, edge * 0.999, alpha) > 0
+    with pytest.raises(ValueError, match="alpha"):
+        md.margin(edge * 1.001, edge * 1.001, alpha)

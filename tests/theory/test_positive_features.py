@@ -87,13 +87,14 @@ def test_a_drawn_configuration_satisfies_the_optimality_conditions(size, alpha, 
     assert max(theory.nc_distance(W.detach(), H.detach(), labels(N, K))[:3]) < 1e-13
 
 
-@pytest.mark.parametrize("N", [2, 3, 7])
-@pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_the_norms_vanish_continuously_at_the_threshold(N, alpha):
-    below, beyond = (decays(N, alpha, f, 0.2) for f in (1 - 1e-7, 1 + 1e-7))
+@quick
+@given(st.integers(2, 9), smoothing, st.sampled_from([1e-7, 1e-3, 0.5]), shares)
+def test_the_norms_vanish_continuously_at_the_threshold(N, alpha, gap, share):
+    below, beyond = decays(N, alpha, 1 - gap, share), decays(N, alpha, 1 + gap, share)
     assert theory.is_nonzero(N, *below, alpha) and not theory.is_nonzero(N, *beyond, alpha)
-    assert 0 < theory.optimal_norms(N, 2, *below, alpha).H2 < 1e-4
-    assert theory.optimal_norms(N, 2, *beyond, alpha).H2 == 0
+    score = theory.optimal_norms(N, 2, *below, alpha).score
+    assert score > 0 and (gap > 1e-7 or score < 1e-6)
+    assert theory.optimal_norms(N, 2, *beyond, alpha).score == 0
 
 
 @pytest.mark.parametrize("lam", [1e-200, 1e-160, 1e160, 1e200])
@@ -122,28 +123,3 @@ def test_the_distance_sees_each_condition_of_definition_31():
     assert theory.nc_distance(W, H + 0.05, y).frame > 0.01
     assert theory.nc_distance(W.roll(1, 0), H, y).duality > 0.1
     assert theory.nc_distance(-W, H, y).factor < 0
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-optimal = partial(theory.optimal_norms, 3, 2)
-
-
-@pytest.mark.parametrize(
-    "call, name",
-    [
-        (lambda: theory.optimal_norms(1, 2, 0.1, 0.1), "N"),
-        (lambda: theory.optimal_norms(3, 0, 0.1, 0.1), "K"),
-        (lambda: theory.nc_configuration(3, 2, 2, 0.1, 0.1), "M"),
-        (lambda: optimal(0.0, 0.1), "lam_w"),
-        (lambda: optimal(0.1, math.nan), "lam_h"),
-        (lambda: optimal(0.1, 0.1, 1.0), "alpha"),
-        (lambda: theory.is_nonzero(1, 0.1, 0.1), "N"),
-        (lambda: theory.nc_distance(torch.eye(2), -torch.eye(2), torch.arange(2)), "H"),
-        (lambda: theory.nc_distance(torch.ones(5, 2, 2), torch.ones(5, 2, 2), torch.arange(2)), "W"),
-        (lambda: theory.nc_distance(torch.ones(2, 2), torch.ones(2, 3), torch.tensor([0, 0, 1])), "y"),
-    ],
-)
-def test_what_cannot_be_meant_is_an_error_that_names_it(call, name):
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        call()

@@ -37,46 +37,39 @@ GRAPHS = {
     "line graph of the complete graph on 2 and the complete graph on 4": [
         nx.disjoint_union(nx.complete_graph(4), nx.path_graph(2))
     ],
-    "line graph of the complete graph on 4 and the complete graph on 4": [
-        nx.disjoint_union(nx.complete_graph(4), nx.complete_graph(4))
-    ],
     "line graph of K(1,2) and the cycle of 5": [nx.disjoint_union(nx.cycle_graph(5), nx.path_graph(3))],
 }
 CASES = [(name, graph) for name, graphs in GRAPHS.items() for graph in graphs]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(CASES), st.integers(0, 10**6))
-def test_means_on_the_edges_of_a_graph_are_recognised_in_any_order_and_any_frame(case, seed):
+def test_a_graph_is_recognised_in_any_order_and_any_frame_and_beside_noise_below_the_tolerance(case, seed):
     name, graph = case
-    assert structure(disguised(edges_of(graph), seed)) == name
-
-
-@pytest.mark.parametrize("name, graph", CASES, ids=[f"{name} {len(g)}" for name, g in CASES])
-def test_a_disturbance_below_the_tolerance_changes_nothing_and_a_large_one_everything(name, graph):
-    means = disguised(edges_of(graph), 1)
-    noise = torch.randn(means.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    means = disguised(edges_of(graph), seed)
+    noise = torch.randn(means.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     noise /= noise.norm(dim=-1, keepdim=True)
     scale = means.norm(dim=-1).mean()
-    assert structure(means + 0.01 * scale * noise) == name
-    assert structure(means + 1.5 * scale * noise) == "other"
+    assert structure(means) == structure(means + 0.01 * scale * noise) == name
 
 
-def test_vertices_of_a_graph_may_have_different_weights_but_not_in_the_paper_s_solution():
-    for graph, name in ((nx.complete_bipartite_graph(2, 3), "line graph of K(2,3)"), (nx.complete_graph(4), None)):
-        weights = torch.tensor([1.0 + 0.12 * (v < 2) for v in sorted(graph)], dtype=torch.float64)
-        found = structure(edges_of(graph) * weights)
-        assert found == (name or "sets: 6 of 2, over 4")
+@pytest.mark.parametrize(
+    ("means", "weights", "name"),
+    [
+        (edges_of(nx.complete_bipartite_graph(2, 3)), [1.12, 1.12, 1, 1, 1], "line graph of K(2,3)"),
+        (edges_of(nx.complete_graph(4)), [1.12, 1.12, 1, 1], "sets: 6 of 2, over 4"),
+        (torch.eye(3), [1, 1, 2], "sets: 3 of 1, over 3"),
+    ],
+)
+def test_units_may_have_different_weights_but_not_in_the_papers_solutions(means, weights, name):
+    assert structure(means * torch.tensor(weights)) == name
 
 
-def test_orthogonal_means_of_different_norms_are_no_collapse():
-    assert structure(torch.diag(torch.tensor([1.0, 1.0, 2.0]))) == "sets: 3 of 1, over 3"
-
-
-def test_other_equal_cosines_a_simplex_a_claw_and_zero_are_no_graph():
+def test_other_equal_cosines_a_simplex_a_claw_zero_and_noise_are_no_graph():
     claw = torch.eye(4, dtype=torch.float64)
     claw[0, 1:] = claw[1:, 0] = 0.5  # one class beside three others: no line graph contains it
-    for means in (torch.eye(6) + 0.1, torch.eye(6) - 1 / 6, torch.linalg.cholesky(claw), torch.zeros(4, 3)):
+    noise = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    for means in (torch.eye(6) + 0.1, torch.eye(6) - 1 / 6, torch.linalg.cholesky(claw), torch.zeros(4, 3), noise):
         assert structure(means) == "other"
 
 
@@ -113,18 +106,3 @@ def test_classes_may_be_sets_of_several_sizes_of_any_norm_with_each_vertex_on_se
         stray = torch.zeros(len(means), 1, dtype=torch.float64)
         stray[0] = 0.2  # a unit that belongs to no vertex
         assert structure(torch.cat([means, means, stray], 1)) == name
-
-
-def test_several_layers_and_runs_are_named_each():
-    srg, none = edges_of(nx.complete_graph(4)), torch.eye(6, 4, dtype=torch.float64) - 1 / 3
-    assert structure(torch.stack([srg, none])) == ["SRG", "other"]
-    assert structure(torch.stack([srg, none])[None]) == [["SRG", "other"]]
-
-
-@pytest.mark.parametrize(
-    ("name", "means", "tol"),
-    [("tol", torch.eye(3), 0.25), ("means", torch.eye(3)[:1], 0.1), ("means", torch.eye(3) / 0, 0.1)],
-)
-def test_wrong_arguments_are_named(name, means, tol):
-    with pytest.raises(ValueError, match=name):
-        structure(means, tol)
