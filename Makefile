@@ -1,6 +1,7 @@
 # make book    execute the chapters and build the site in _build/html
 #              PROFILE=smoke|laptop|night|paper  CHAPTER=path-or-glob[,...]  DEVICE=auto|cpu|cuda  SEED=n
 #              JOBS=n chapters at a time (one per core up to 4; on a GPU they share its memory)
+#              SCHEDULER=tcp://host:port of a Dask cluster that makes their runs
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make pdf     print the built site into one file, and a poster, beside its pages (needs a Chromium)
@@ -17,7 +18,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 # A value goes into the environment as it is, where commands find it: make would expand it, a shell run it. PROFILE and
 # the like count on the command line alone, and become BOOK_PROFILE: a shell may have a variable of that name.
-options := PROFILE CHAPTER DEVICE SEED JOBS OLD DATA TESTS BENCH LAB
+options := PROFILE CHAPTER DEVICE SEED JOBS SCHEDULER OLD DATA TESTS BENCH LAB
 $(foreach name,$(options),$(if $(filter command,$(origin $(name))),$(eval override BOOK_$(name) := $$(value $(name)))))
 given := $(foreach name,VENV PYTHON BOOK_BUILD $(options) $(options:%=BOOK_%),\
   $(if $(filter command environment file override,$(origin $(name))),$(name)))

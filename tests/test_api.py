@@ -15,7 +15,7 @@ OVERVIEW, *PAGES = [page.text for page in pages() if "api" in page.name.split("/
 
 
 #: What chapters call of the tool; the rest of it has no page.
-CALLED = ("lib.book.kernel", "lib.book.ledger.claims", "lib.book.ledger.verdict")
+CALLED = ("lib.book.kernel", "lib.book.ledger.claims", "lib.book.ledger.verdict", "lib.book.resume")
 
 
 def modules() -> list[str]:

@@ -11,7 +11,7 @@ from lib.book import execute
 from made_up import ROOT
 
 COMMANDS = {
-    "book": ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS"), "status": ("CHAPTER", "BOOK_BUILD"),
+    "book": ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "SCHEDULER"), "status": ("CHAPTER", "BOOK_BUILD"),
     "record": ("CHAPTER",), "test": ("TESTS",), "bench": ("BENCH",), "lab": ("LAB",), "data": ("DATA",),
     "diff": ("OLD",),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 runs inside one.
 
 A kernel's environment says where it reports and where it keeps things: COLLAPSE_NOTES, a file for `kernel.notes`, and
-COLLAPSE_UNFINISHED, a folder for `lib.runs.kept` that belongs to one key of the chapter. Where chapters run side by
+COLLAPSE_UNFINISHED, a folder for `lib.book.resume` that belongs to one key of the chapter. Where chapters run side by
 side, COLLAPSE_GPU_SHARE is the part of the GPU's memory that `kernel.devices` leaves to each.
 """
 

@@ -14,7 +14,7 @@ child = subprocess.Popen(["sleep", "600"])
 pathlib.Path("pids").write_text(f"{os.getpid()} {child.pid}.")
 time.sleep(600)"""
 DRAWS = """import os, pathlib, time, torch
-from lib.runs import kept
+from lib.book import resume
 def draw(part):
     for item in part:
         while item == 3 and not pathlib.Path("go").exists():
@@ -23,7 +23,7 @@ def draw(part):
         with open("log", "a") as log:
             log.write(f"{item} ")
     return [torch.rand(3, generator=torch.Generator().manual_seed(item)) for item in part]
-draws = kept.run(draw, [0, 1, 2, 3, 4], "draws", at_once=1)
+draws = resume.run(draw, [0, 1, 2, 3, 4], "draws", at_once=1)
 print('drawn', torch.stack(draws).tolist())"""
 
 

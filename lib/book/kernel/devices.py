@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import sys
 from pathlib import Path
 
 from lib.book.kernel.notes import note
@@ -69,23 +68,3 @@ def name(device: str) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or "unknown processor"
-
-
-@contextlib.contextmanager
-def one_thread():
-    """Within the block torch, if imported, has one thread, so that a result does not depend on what else is running.
-
-    >>> import torch
-    >>> with one_thread():
-    ...     torch.get_num_threads()
-    1
-    """
-    torch = sys.modules.get("torch")
-    before = torch and torch.get_num_threads()
-    if torch:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if torch:
-            torch.set_num_threads(before)

@@ -75,7 +75,7 @@ class Ledger:
 
 
 def _clock():
-    """Seconds, including those of the runs that this chapter has taken over from an earlier build (`lib.runs.kept`)."""
+    """Seconds, including those of the runs that this chapter has taken up from an earlier build (`book.resume`)."""
     noted = notes.read(os.environ.get("COLLAPSE_NOTES") or os.devnull)
     return time.perf_counter() + sum(fact["seconds"] for fact in noted.get("resumed", ()))
 

@@ -1,1 +1,0 @@
-"""Runs and sweeps that survive a kill, and the devices they use."""
