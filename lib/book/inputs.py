@@ -21,8 +21,8 @@ from lib.book.kernel.profiles import PROFILES, pick
 from lib.book.page import Page, parsed
 
 # The tool does not change what a chapter computes: claims are judged again at each publication, so an edit of a rule
-# must not cost an execution. Which column of the settings a profile takes does count.
-NOT_INPUTS = re.compile(r"lib\.book(?!\.kernel\.profiles\b)")
+# must not cost an execution. What `pick` takes of the settings is part of the code's own hash.
+NOT_INPUTS = re.compile(r"lib\.book\b")
 
 #: Packages that compute, by the name under which they are imported, and the distributions whose versions count.
 COMPUTES = {name: name for name in (
@@ -119,13 +119,23 @@ def _column(source: str, profile: str) -> str:
     """A cell with its table `SETTINGS` replaced by what `pick(SETTINGS, profile)` makes of it."""
     for node in parsed(source).body if "SETTINGS" in source else []:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
-            rows = getattr(node.value, "values", [None])
-            if all(isinstance(row, ast.Tuple) and len(row.elts) in (3, 4) for row in rows):
-                node.value.values = [*pick(dict(enumerate(row.elts for row in rows)), profile).values()]
+            with contextlib.suppress(ValueError):  # a table that `pick` refuses counts as it is
+                node.value = _picked(node.value, profile)
                 lines = source.split("\n")
                 lines[node.lineno - 1 : node.end_lineno] = [ast.unparse(node)]
                 return "\n".join(lines)
     return source
+
+
+def _picked(table: ast.expr, profile: str) -> ast.Dict:
+    """The syntax of what `pick` makes of a table, from the syntax of the table."""
+    if not isinstance(table, ast.Dict):
+        raise ValueError("no dictionary")
+    rows = {}
+    for name, row in zip(table.keys, table.values, strict=True):
+        rows[ast.literal_eval(name)] = row.elts if isinstance(row, ast.Tuple) else ast.literal_eval(row)
+    picked = pick(rows, profile)
+    return ast.Dict([ast.Constant(name) for name in picked], list(picked.values()))
 
 
 class _Module(NamedTuple):

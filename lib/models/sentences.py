@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lib.data.sentences import SentenceTask
+
 
 def layer_norm(V: Tensor) -> Tensor:
     r"""LayerNorm without learnable parameters, :math:`\varphi(v) = (v - \operatorname{mean}(v)\mathbf 1)/\sigma(v)`.
@@ -120,6 +122,29 @@ def empirical_risk(
     losses = F.cross_entropy(scores(W, U, x, normalize), y, reduction="mean" if weights is None else "none")
     data_term = losses if weights is None else losses @ weights.to(losses)
     return data_term + weight_decay(W, U, lam, normalize)
+
+
+def true_risk(task: SentenceTask, lam: float, normalize: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    r"""The true risk of `h` (equation 5) or, with `normalize`, of `h*` (equation 10), as a function of `(W, U)`.
+
+    .. math::
+        \frac1K \sum_k \sum_x \mathcal D_{z_k}(\{x\})\, \ell(h(x), k)
+        + \frac\lambda2 \|U\|_F^2 + \frac\lambda2 \|W\|_F^2,
+
+    the last term for `h` only. Every sentence of the task is listed and weighed by its probability: ValueError for a
+    task that has too many of them.
+
+    >>> from lib.data.sentences import sentence_task
+    >>> risk = true_risk(sentence_task(n_c=2, n_w=4, L=2), lam=0.1)
+    >>> round(risk(torch.zeros(4, 3), torch.zeros(4, 2, 3)).item(), 4)  # log 4 at zero
+    1.3863
+    """
+    x, y, p = task.enumerate()
+
+    def risk(W: Tensor, U: Tensor) -> Tensor:
+        return empirical_risk(W, U, x, y, lam, normalize, p / task.K)
+
+    return risk
 
 
 class SentenceSet:

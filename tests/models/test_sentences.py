@@ -12,7 +12,7 @@ from scipy import stats
 
 from lib.data.sentences import sentence_task
 from lib.models import sentences
-from lib.models.sentences import SentenceSet, empirical_risk, scores
+from lib.models.sentences import SentenceSet, empirical_risk, scores, true_risk
 
 quick = settings(max_examples=25, deadline=None)
 networks = st.sampled_from([False, True])
@@ -157,3 +157,18 @@ def test_starts_are_normal_embeddings_and_uniform_linear_weights_times_the_scale
 def test_starts_depend_on_the_seed_alone():
     first, again, other = (sentences.initial_weights(4, 3, 2, 5, seed, 1.0) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) and not torch.equal(a, c) for a, b, c in zip(first, again, other, strict=True))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_true_risk_is_the_expectation_over_all_sentences_of_words(normalize):
+    """Over all rows of words, most of which have probability zero, by the paper's density."""
+    task = sentence_task(n_c=2, n_w=4, L=2, frequencies=torch.tensor([0.7, 0.3]))
+    generator, d, lam = torch.Generator().manual_seed(0), 3, 0.1
+    W, U = (torch.randn(size, generator=generator).double() for size in ((4, d), (task.K, 2, d)))
+    x = torch.tensor(list(product(range(4), repeat=2)))
+    h, expected = scores_by_hand(W, U, x, normalize), 0.0
+    for k, sentence in product(range(task.K), range(len(x))):
+        probability = task.density(x)[sentence, k].item()
+        expected += probability * (log(sum(map(exp, h[sentence]))) - h[sentence, k]) / task.K
+    squares = U.square().sum() + (0 if normalize else W.square().sum())
+    assert true_risk(task, lam, normalize)(W, U).item() == pytest.approx(expected + lam / 2 * squares.item(), rel=1e-12)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.data.sentences import sentence_task
-from lib.models.sentences import empirical_risk
-from lib.search.sentences import fit_sentences, lbfgs
+from lib.models.sentences import empirical_risk, true_risk
+from lib.search.sentences import fit_sentences, lbfgs, minimise_true_risk
 from lib.theory.certificates import optimality_gap
 
 quick = settings(max_examples=20, deadline=None)
@@ -177,3 +177,14 @@ def test_a_fit_started_with_that_of_a_part_of_the_sentences_ends_where_one_from_
     assert torch.equal(part.W, before[0]) and torch.equal(part.U, before[1])
     assert not torch.equal(warm.W, part.W)
     assert warm.record.value == pytest.approx(cold.record.value, abs=1e-6)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_ends_of_a_search_have_the_true_risk_that_is_stated_and_no_slope(normalize):
+    task = sentence_task(n_c=3, n_w=6, L=1, frequencies=torch.tensor([0.75, 0.25]))
+    found = minimise_true_risk(task, 3, 0.01, starts=3, seed=0, normalize=normalize)
+    risk = true_risk(task, 0.01, normalize)
+    for value, W, U in zip(found.values, *found.parameters, strict=True):
+        assert risk(W, U).item() == pytest.approx(value.item())
+        for slope in torch.func.grad(risk, (0, 1))(W, U):
+            assert slope.abs().max() < 1e-6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lib.checks import one_of
 
@@ -10,18 +10,28 @@ from lib.checks import one_of
 PROFILES = ("smoke", "laptop", "night", "paper")
 
 
-def pick(settings: Mapping[str, tuple], profile: str) -> dict:
-    """The settings of one profile, from rows `name: (paper, laptop, smoke)` or `name: (paper, night, laptop, smoke)`.
+def pick(settings: Mapping[str, str | Sequence], profile: str) -> dict:
+    """The settings of one profile, from a table whose row `"profile"` names its columns.
 
-    Where a row has no value for `night`, the paper's counts. ValueError for an unknown profile, and for a row of
-    another length.
+    A profile that the table does not name takes the column of the next larger one. ValueError for an unknown profile,
+    for a table whose columns are not named or not `paper` and other profiles, and for a row of another length.
 
-    >>> pick({"K": (1000, 100, 3), "seeds": (20, 10, 5, 1)}, "night")
-    {'K': 1000, 'seeds': 10}
+    >>> table = {"profile": "paper  laptop  smoke",
+    ...          "K":       (1000,  100,    3),
+    ...          "seeds":   (20,    5,      1)}
+    >>> pick(table, "laptop"), pick(table, "night")
+    ({'K': 100, 'seeds': 5}, {'K': 1000, 'seeds': 20})
     """
     one_of(PROFILES, profile=profile)
+    columns = str(settings.get("profile", "")).split()
+    if "paper" not in columns or not {*columns} <= {*PROFILES}:
+        raise ValueError(f"settings 'profile' = {columns}: the columns are to be named, paper among {PROFILES}")
+    larger = PROFILES[PROFILES.index(profile) :]
+    column = columns.index(next(name for name in larger if name in columns))
+    picked = {}
     for name, row in settings.items():
-        if len(row) not in (3, 4):
-            raise ValueError(f"settings {name!r} = {row!r}: values for paper, laptop and smoke are needed")
-    column = {"smoke": -1, "laptop": -2, "night": -3, "paper": 0}[profile]
-    return {name: row[column] for name, row in settings.items()}
+        if name != "profile":
+            if len(row) != len(columns):
+                raise ValueError(f"settings {name!r} = {row!r}: a value for each of {', '.join(columns)} is needed")
+            picked[name] = row[column]
+    return picked
