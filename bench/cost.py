@@ -6,11 +6,11 @@ two. No program is faster than operations / rate; passes over memory and calls c
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 
 import torch
+from numpy import median
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.training.cuda_graphs import rounding_to_tf32
@@ -53,7 +53,7 @@ def rates(device: str) -> dict[str, float]:
         A, B = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
         with rounding_to_tf32(kind == "tf32"):
             times = [seconds(lambda A=A, B=B: A @ B, device) for _ in range(6)]
-        found[kind] = 2 * n**3 / statistics.median(times[1:])
+        found[kind] = 2 * n**3 / median(times[1:])
     return found
 
 

@@ -12,8 +12,7 @@ from lib.models import sentences as models_sentences
 from lib.models.losses import squared_error
 from lib.models.networks import resnet18, resnet20
 from lib.models.unconstrained import labels
-from lib.training import perceptrons, resnets
-from lib.training import sentences as descent_sentences
+from lib.training import perceptrons, resnets, sentence_descent
 from lib.training.sgd import SGD, train
 from lib.training.unconstrained import Descent, Runs, gradient_descent, random_runs
 
@@ -58,12 +57,12 @@ def sentences(normalize, batch_size, dtype=torch.float64, steps=60, every=30):
     def run(device):
         W, U = (part.to(device, dtype) for part in models_sentences.initial_weights(6, 5, 3, 4, seed=3, scale=1.0))
         order, seen = torch.Generator().manual_seed(5), []
-        settings = descent_sentences.SentenceSGD(1e-2, 0.2, batch_size, steps, normalize)
+        settings = sentence_descent.SentenceSGD(1e-2, 0.2, batch_size, steps, normalize)
 
         def look(step):
             seen.append((step, W.cpu().clone()))
 
-        descent_sentences.sentence_sgd(W, U, x.to(device), y.to(device), settings, order, look, every)
+        sentence_descent.sentence_sgd(W, U, x.to(device), y.to(device), settings, order, look, every)
         assert [step for step, _ in seen] == list(range(every, steps + 1, every))
         return [W.cpu(), U.cpu(), *(part for _, part in seen)]
 
@@ -122,7 +121,7 @@ def some_perceptrons(batch_size=16):
     def run(device):
         models = perceptrons.initialise(range(5), 12, 5, 4, 7, 3, device, torch.float64)
         sgd = SGD(2, 0.1, (1,), weight_decay=1e-3, nesterov=True, batch_size=batch_size)
-        perceptrons.train_together(models, x.to(device), y.to(device), losses, sgd)
+        perceptrons.train_perceptrons(models, x.to(device), y.to(device), losses, sgd)
         found = [*models.matrices, *models.means, *models.variances, perceptrons.features(models, x.to(device))]
         return [part.cpu() for part in found]
 
@@ -152,7 +151,7 @@ def test_resnets_side_by_side_agree(float32_as_it_is, mixed_precision, rtol):
         models = [resnet20(4, 3, 1 / 8, head_layers=3, head_width=6, seed=seed) for seed in range(3)]
         ensemble, there = resnets.Ensemble(models, device), (x.to(device), y.to(device))
         schedule = resnets.Schedule(5, 0.02, 1e-2, 1e-3, batch_size=8)
-        resnets.train_together(ensemble, *there, schedule, mixed_precision=mixed_precision)
+        resnets.train_resnets(ensemble, *there, schedule, mixed_precision=mixed_precision)
         scores = ensemble.look(there[0]).layers[-1].cpu()
         return (scores - torch.nn.functional.one_hot(y, 4)).square().sum((1, 2))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -65,9 +66,8 @@ def multistart(
     [1.0, 1.0, 1.0, 1.0]
     """
     positive_integers(starts=starts)
-    lower = [None] * len(shapes) if lower is None else list(lower)
-    floor = np.concatenate([np.full(np.prod(s, dtype=int), -np.inf if b is None else b)
-                            for s, b in zip(shapes, lower, strict=True)])  # fmt: skip
+    bounds = [-math.inf if bound is None else bound for bound in lower or [None] * len(shapes)]
+    floor = np.concatenate([np.full(math.prod(shape), low) for shape, low in zip(shapes, bounds, strict=True)])
     bounded = np.isfinite(floor)
     rng = np.random.default_rng(seed)
     z = rng.standard_normal((starts, len(floor))) * np.resize(scales, starts)[:, None]

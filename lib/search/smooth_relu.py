@@ -185,7 +185,9 @@ def minimise(
         return [H if signs is None else H.repeat_interleave(n, -1) * signs, *Ws]
 
     def risk(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        relu = lambda _, z: (smooth_relu(z, eps), slope(z, eps))  # noqa: E731
+        def relu(_: int, z: Tensor) -> tuple[Tensor, Tensor]:
+            return smooth_relu(z, eps), slope(z, eps)
+
         value, gradient, _ = value_and_gradient(model(x), Y, x.new_ones(len(x)), relu, ratios=lam)
         if signs is not None:
             gradient[0] = (gradient[0] * signs).unflatten(-1, (K, n)).sum(-1)

@@ -9,14 +9,12 @@ the device. On a CPU the same step is simply called.
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Callable
 
 import torch
 
 _WARM_UP = 2  # real steps before the recording, in which libraries load their kernels and allocate their workspaces
-_RECORDING = threading.Lock()  # one at a time: a recording synchronises the device, and PyTorch has only 32 streams
-_OWN = threading.local()  # per thread: the stream on which it records, and with it the libraries' workspaces
 
 
 def recorded(step: Callable[[], object], device: torch.device | str, unroll: int = 10) -> Callable[[int], None]:
@@ -51,23 +49,24 @@ def recorded(step: Callable[[], object], device: torch.device | str, unroll: int
 
 def _record(step: Callable[[], object], unroll: int, device: torch.device) -> torch.cuda.CUDAGraph:
     """A graph of `unroll` steps. Recording executes none of them; the `_WARM_UP` steps before it are real."""
-    if not hasattr(_OWN, "streams"):
-        _OWN.streams = {}
-    if device not in _OWN.streams:
-        _OWN.streams[device] = torch.cuda.Stream(device)
-    side, current = _OWN.streams[device], torch.cuda.current_stream(device)
-    with _RECORDING:  # the warm-up, too: another thread's stream may be this one, and would record the warm-up
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                step()
-        current.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # other threads may go on with work of their own while this one records
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            for _ in range(unroll):
-                step()
+    side, current = _stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            step()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # what libraries do in threads of their own meanwhile is no error
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        for _ in range(unroll):
+            step()
     return graph
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which all recordings are made, since the libraries have a workspace for each stream."""
+    return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager

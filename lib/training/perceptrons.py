@@ -99,7 +99,7 @@ def initialise(
 
 
 @torch.no_grad()
-def train_together(
+def train_perceptrons(
     models: Weights,
     x: Tensor,
     y: Tensor,
@@ -161,7 +161,7 @@ def train_together(
     --------
     >>> models = initialise(seeds=[0, 1], inputs=2, M=4, K=2, width=8, depth=2)
     >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
-    >>> train_together(models, x, y, [("ce", 0), ("ls", 0.1)], SGD(epochs=50, learning_rate=0.1))
+    >>> train_perceptrons(models, x, y, [("ce", 0), ("ls", 0.1)], SGD(epochs=50, learning_rate=0.1))
     >>> classify(models, features(models, x)).argmax(-1).tolist()
     [[0, 1], [0, 1]]
     """
@@ -248,8 +248,13 @@ class _Ensemble:
         self.batches = math.ceil(len(x) / sgd.batch_size)
         largest, sizes = math.ceil(len(x) / self.batches), [A.shape[-2] for A in models.matrices[:-1]]
         self.images = like.new_empty(R * largest, x.shape[1])
-        self.centred, self.active = ([like.new_empty(R, largest, size) for size in sizes] for _ in range(2))
-        self.gradients, self.spare = ({s: like.new_empty(R, largest, s) for s in set(sizes)} for _ in range(2))
+
+        def rows(width: int) -> Tensor:
+            return like.new_empty(R, largest, width)
+
+        self.centred, self.active = [rows(size) for size in sizes], [rows(size) for size in sizes]
+        self.gradients = {size: rows(size) for size in set(sizes)}
+        self.spare = {size: rows(size) for size in set(sizes)}
 
         self.losses = []  # runs grouped by formula: the formula, which runs, and their alphas (r, 1, 1)
         for function in dict.fromkeys(_LOSSES.values()):
@@ -270,7 +275,8 @@ class _Ensemble:
         models, As, B, L = self.models, self.models.matrices, images.shape[1], len(self.centred)
         centred = [part[:, :B] for part in self.centred]
         active = [images, *(part[:, :B] for part in self.active)]
-        spares, gradients = ({size: part[:, :B] for size, part in d.items()} for d in (self.spare, self.gradients))
+        gradients = {size: part[:, :B] for size, part in self.gradients.items()}
+        spares = {size: part[:, :B] for size, part in self.spare.items()}
         factors = []  # of each batch normalisation: one over the standard deviation, and that times its scale
         for i in range(L):
             Z, H, mean, variance = centred[i], active[i + 1], self.mean_views[i], self.variance_views[i]

@@ -8,7 +8,6 @@ would have ended alone, up to rounding. Small networks gain most: alone, they ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -49,7 +48,7 @@ class Ensemble:
             parts = [own[name].detach() for own in weights]
             joined = torch.stack(parts) if name.startswith("head") else torch.cat(parts)
             self.parameters[name] = joined.to(device).requires_grad_()
-        self.depth = len(models[0].head)
+        self.depth, self.classes = len(models[0].head), models[0].head[-1].out_features
 
     def forward(self, x: Tensor, mixed_precision: bool = False) -> list[Tensor]:
         r"""Images `(R, B, C, height, width)` to :math:`H_1, \tilde H_2, \dots`, each `(R, B, width)`.
@@ -103,22 +102,22 @@ class Ensemble:
 
 
 class Schedule(NamedTuple):
-    """The settings of :func:`train_together`; decays, and fields that say so, may have one number for each run."""
+    """The settings of :func:`train_resnets`; where a sequence is allowed, it has one number for each run."""
 
     steps: int
-    learning_rate: float | Sequence[float]  #: or one for each run
+    learning_rate: float | Sequence[float]
     weight_decay: float | Sequence[float]
     feature_decay: float | Sequence[float] | None = None
     momentum: float = 0.9
     batch_size: int = 50
     warmup: int = 0  #: number of first steps over which the learning rates grow linearly to their values
-    #: number of first steps over which the weight decay grows exponentially, from a thousandth; or one for each run
+    #: number of first steps over which the weight decay grows exponentially, from a thousandth of its value
     slow_start: int | Sequence[int] = 0
-    feature_slow_start: int = 0  #: the same for the feature decay
+    feature_slow_start: int | Sequence[int] = 0  #: the same for the feature decay
     drop: int | None = None  #: number of steps after which the learning rates are divided by ten
 
 
-def train_together(
+def train_resnets(
     ensemble: Ensemble,
     x: Tensor,
     y: Tensor,
@@ -168,39 +167,21 @@ def train_together(
         For a number out of its range or data that do not fit. A run that diverges raises nothing: it is reported, and
         the others go on.
     """
-    R, N, device, steps = ensemble.runs, len(y), x.device, schedule.steps
-    checks.positive_integers(steps=steps, batch_size=schedule.batch_size)
-    checks.shares(momentum=schedule.momentum)
-    checks.not_negative(warmup=schedule.warmup, feature_slow_start=schedule.feature_slow_start, drop=schedule.drop or 0)
-    if not schedule.batch_size <= N == len(x):
-        counts = f"{len(x)} images, {N} labels, batch_size = {schedule.batch_size}"
-        raise ValueError(f"{counts}: as many labels as images are needed, and no larger batches")
-    if any(not 0 <= step <= steps for step in looks):
-        raise ValueError(f"looks = {list(looks)}: they have to lie between 0 and steps = {steps}")
-    K = ensemble.parameters[f"head.{ensemble.depth - 1}.weight"].shape[1]
-    checks.labels(y, N, K)
-    priced = schedule.feature_decay is not None  # then the weights of the backbone do not decay
-
-    def of_runs(zero: bool = True, **setting) -> Tensor:
-        return torch.tensor(*checks.each(R, zero, **setting), device=device, dtype=x.dtype)
-
-    decays, lam_h = of_runs(weight_decay=schedule.weight_decay), of_runs(feature_decay=schedule.feature_decay or 0.0)
-    targets = F.one_hot(y, K).to(x.dtype)
+    _check(ensemble, x, y, schedule, looks)
+    R, N, size = ensemble.runs, len(y), schedule.batch_size
+    drop = schedule.steps if schedule.drop is None else schedule.drop
+    mixed_precision = x.device.type == "cuda" if mixed_precision is None else mixed_precision
+    rates, decays, feature_decays = _of_each_step(schedule, R, N, x)
+    targets = F.one_hot(y, ensemble.classes).to(x.dtype)
     parts = list(ensemble.parameters.values())
-    velocities = [torch.zeros_like(part) for part in parts]
-    decayed = [not priced or name.startswith("head") for name in ensemble.parameters]
-    downhill = [_spread(-of_runs(False, learning_rate=schedule.learning_rate), part) for part in parts]
-    (slow,) = checks.each(R, True, slow_start=schedule.slow_start)
-    share_of_decay = torch.tensor(  # a row for each step in which some run's decay still grows, and one for the rest
-        [[_grown(step, number) for number in slow] for step in range(min(steps, math.ceil(max(slow))) + 1)],
-        device=device, dtype=x.dtype,
-    )  # fmt: skip
-    mixed_precision = device.type == "cuda" if mixed_precision is None else mixed_precision
+    velocities, downhill = [torch.zeros_like(part) for part in parts], [_spread(-rates, part) for part in parts]
+    # with a decay of the features the weights of the backbone do not decay
+    decayed = [feature_decays is None or name.startswith("head") for name in ensemble.parameters]
     seeds = range(R) if seeds is None else seeds
     generators = [torch.Generator().manual_seed(own) for _, own in zip(range(R), seeds, strict=True)]
     diverged: list[int | None] = [None] * R
 
-    def report(step):
+    def report(step: int) -> None:
         sums = torch.stack([part.detach().reshape(R, -1).sum(1) for part in parts]).sum(0)
         for run, fine in enumerate(torch.isfinite(sums).tolist()):
             if not fine and diverged[run] is None:
@@ -209,36 +190,67 @@ def train_together(
             callback(step)
 
     report(0)
-    size, drop = schedule.batch_size, steps if schedule.drop is None else schedule.drop
-    per_epoch = N // size
-    for step in range(steps):
-        if step % per_epoch == 0:
-            order = torch.stack([torch.randperm(N, generator=generator) for generator in generators]).to(device)
-        batch = order[:, step % per_epoch * size :][:, :size]
-        share = min(1.0, (step + 1) / (schedule.warmup or 1)) * (0.1 if step >= drop else 1.0)
-        with fastest_convolutions():
-            layers = ensemble.forward(x[batch], mixed_precision)
-            value = (layers[-1] - targets[batch]).square().sum() / (2 * size)
-            if priced:
-                price = _grown(step, schedule.feature_slow_start) * N / size / 2 * lam_h
-                value = value + (price * layers[0].square().sum((1, 2))).sum()
-            gradients = list(torch.autograd.grad(value, parts))
+    for step in range(schedule.steps):
+        position = step % (N // size)
+        if position == 0:
+            order = torch.stack([torch.randperm(N, generator=generator) for generator in generators]).to(x.device)
+        batch = order[:, position * size : (position + 1) * size]
+        price = None if feature_decays is None else feature_decays[step]
+        gradients = _gradients(ensemble, x[batch], targets[batch], price, mixed_precision)
         with torch.no_grad():
-            grown = decays * share_of_decay[min(step, len(share_of_decay) - 1)]
             for gradient, part, chosen in zip(gradients, parts, decayed, strict=True):
                 if chosen:
-                    gradient.addcmul_(_spread(grown, part), part)
+                    gradient.addcmul_(_spread(decays[step], part), part)
             torch._foreach_mul_(velocities, schedule.momentum)
             torch._foreach_add_(velocities, gradients)
+            share = min(1.0, (step + 1) / (schedule.warmup or 1)) * (0.1 if step >= drop else 1.0)
             torch._foreach_addcmul_(parts, velocities, downhill, share)
-        if step + 1 in looks or step + 1 == steps:
+        if step + 1 in looks or step + 1 == schedule.steps:
             report(step + 1)
     return diverged
 
 
-def _grown(step: int, slow_start: float) -> float:
-    """The share of its full value that a decay has in this step, counted from 0."""
-    return 1000 ** min(0.0, (step + 1) / slow_start - 1) if slow_start else 1.0
+def _gradients(
+    ensemble: Ensemble, x: Tensor, targets: Tensor, price: Tensor | None, mixed_precision: bool
+) -> list[Tensor]:
+    """Of the objective on a batch, without the decay of the weights; `price: (R,)` times the squared features."""
+    with fastest_convolutions():
+        layers = ensemble.forward(x, mixed_precision)
+        value = (layers[-1] - targets).square().sum() / (2 * x.shape[1])
+        if price is not None:
+            value = value + (price * layers[0].square().sum((1, 2))).sum()
+        return list(torch.autograd.grad(value, list(ensemble.parameters.values())))
+
+
+def _check(ensemble: Ensemble, x: Tensor, y: Tensor, schedule: Schedule, looks: Sequence[int]) -> None:
+    """ValueError for settings that have one number and are out of their range, and for data that do not fit."""
+    checks.positive_integers(steps=schedule.steps, batch_size=schedule.batch_size)
+    checks.shares(momentum=schedule.momentum)
+    checks.not_negative(warmup=schedule.warmup, drop=schedule.drop or 0)
+    if not schedule.batch_size <= len(y) == len(x):
+        counts = f"{len(x)} images, {len(y)} labels, batch_size = {schedule.batch_size}"
+        raise ValueError(f"{counts}: as many labels as images are needed, and no larger batches")
+    if any(not 0 <= step <= schedule.steps for step in looks):
+        raise ValueError(f"looks = {list(looks)}: they have to lie between 0 and steps = {schedule.steps}")
+    checks.labels(y, len(y), ensemble.classes)
+
+
+def _of_each_step(schedule: Schedule, R: int, N: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Learning rates `(R,)`, weight decays `(steps, R)`, and what the squared features of a batch cost `(steps, R)`."""
+
+    def of_runs(zero: bool = True, **setting) -> Tensor:
+        return torch.tensor(*checks.each(R, zero, **setting), device=like.device, dtype=torch.float64)
+
+    def growing(slow_start: Tensor) -> Tensor:
+        numbers = torch.arange(1, schedule.steps + 1, device=like.device)[:, None]
+        return 1000 ** (numbers / slow_start - 1).clamp(max=0)
+
+    rates, decays = of_runs(False, learning_rate=schedule.learning_rate), of_runs(weight_decay=schedule.weight_decay)
+    decays = decays.to(like) * growing(of_runs(slow_start=schedule.slow_start)).to(like)
+    times = growing(of_runs(feature_slow_start=schedule.feature_slow_start)) * N / schedule.batch_size / 2
+    if schedule.feature_decay is None:
+        return rates.to(like), decays, None
+    return rates.to(like), decays, times.to(like) * of_runs(feature_decay=schedule.feature_decay).to(like)
 
 
 def _spread(values: Tensor, part: Tensor) -> Tensor:

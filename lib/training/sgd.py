@@ -111,59 +111,63 @@ def train(
     (50, 1.0, True)
     """
     sgd.check()
-    device, on_gpu = x.device, x.device.type == "cuda"
+    on_gpu = x.device.type == "cuda"
     mixed_precision = on_gpu if mixed_precision is None else mixed_precision
     # on a CPU it is faster too, but oneDNN's backward pass of a strided 1x1 convolution of fewer than 16 channels then
     # writes where it should not, with an odd batch and several threads (torch 2.13)
     channels_last = (on_gpu if channels_last is None else channels_last) and x.ndim == 4
-    model.to(device, memory_format=torch.channels_last if channels_last else torch.preserve_format)
-    with torch.no_grad(), _evaluating(model):
-        K = model(x[:1]).shape[-1]
+    model.to(x.device)
+    if channels_last:  # batches that are gathered from the images keep their order in memory
+        model.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        K = model.eval()(x[:1]).shape[-1]
+    model.train()
     checks.labels(y, len(x), K, every=False)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD(
-        parameters, sgd.learning_rate, sgd.momentum, weight_decay=sgd.weight_decay, nesterov=sgd.nesterov, fused=True
-    )
+    settings = {"momentum": sgd.momentum, "weight_decay": sgd.weight_decay, "nesterov": sgd.nesterov}
+    optimiser = torch.optim.SGD(parameters, sgd.learning_rate, **settings, fused=True)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(sgd.milestones), sgd.gamma)
-    order = torch.Generator().manual_seed(seed)
-    history: list[dict] = []
+    generator, history = torch.Generator().manual_seed(seed), []
 
     def report(row: dict) -> None:
         found = (callback(row["epoch"]) if callback else None) or {}
         if found or row["epoch"]:
             history.append(row | found)
 
-    # a gather from this memory order gives batches that are channels-last without a further copy
-    inputs = x.permute(0, 2, 3, 1).contiguous() if channels_last else x
     report({"epoch": 0})
     for epoch in range(1, sgd.epochs + 1):
-        model.train()
         began, lr = time.perf_counter(), schedule.get_last_lr()[0]
-        total = torch.zeros(2, dtype=torch.float64, device=device)  # loss and correct answers, summed over samples
-        shuffled = torch.randperm(len(y), generator=order).to(device)
-        with fastest_convolutions():
-            for batch in shuffled.tensor_split(math.ceil(len(y) / sgd.batch_size)):
-                images, labels = inputs[batch], y[batch]
-                with torch.autocast(device.type, torch.bfloat16, enabled=mixed_precision):
-                    scores = model(images.permute(0, 3, 1, 2) if channels_last else images)
-                scores = scores.float() if mixed_precision else scores
-                value = loss(scores, labels)
-                optimiser.zero_grad()
-                value.backward()
-                optimiser.step()
-                with torch.no_grad():
-                    total += torch.stack([value * len(batch), (scores.argmax(1) == labels).sum()])
+        shuffled = torch.randperm(len(y), generator=generator).to(x.device)
+        batches = shuffled.tensor_split(math.ceil(len(y) / sgd.batch_size))
+        mean_loss, accuracy = _epoch(model, x, y, batches, loss, optimiser, mixed_precision)
         schedule.step()
-        mean_loss, accuracy = (total / len(y)).tolist()
         objective = mean_loss + penalty(model, sgd.weight_decay)
         if not math.isfinite(objective):  # weights that the last step blew up show here, and only here
             what = f"the loss is {mean_loss}, the objective {objective}"
             raise FloatingPointError(f"epoch {epoch}: {what}; learning_rate = {lr} may be too large")
-        seconds = time.perf_counter() - began
-        report({"epoch": epoch, "objective": objective, "loss": mean_loss, "accuracy": accuracy, "lr": lr,
-                "seconds": seconds})  # fmt: skip
+        row = {"epoch": epoch, "objective": objective, "loss": mean_loss, "accuracy": accuracy, "lr": lr}
+        report(row | {"seconds": time.perf_counter() - began})
     return history
+
+
+def _epoch(model, x, y, batches, loss, optimiser, mixed_precision) -> list[float]:
+    """A step for each batch; the mean loss and the share of correct answers."""
+    model.train()
+    total = torch.zeros(2, dtype=torch.float64, device=x.device)  # loss and correct answers, summed over samples
+    with fastest_convolutions():
+        for batch in batches:
+            labels = y[batch]
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=mixed_precision):
+                scores = model(x[batch])
+            value = loss(scores.float() if mixed_precision else scores, labels)
+            optimiser.zero_grad()
+            value.backward()
+            optimiser.step()
+            with torch.no_grad():
+                total += torch.stack([value * len(batch), (scores.argmax(1) == labels).sum()])
+    return (total / len(y)).tolist()
 
 
 def penalty(model: nn.Module, weight_decay: float) -> float:
@@ -187,24 +191,14 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, batch_size: int
     >>> round(found["loss"], 4), found["accuracy"]  # log 2; class 0 for all
     (0.6931, 0.75)
     """
-    total = torch.zeros(2, dtype=torch.float64, device=x.device)
-    with _evaluating(model):
-        for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
-            scores = model(images)
-            total += torch.stack([loss(scores, labels) * len(labels), (scores.argmax(1) == labels).sum()])
+    total, training = torch.zeros(2, dtype=torch.float64, device=x.device), model.training
+    model.eval()
+    for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
+        scores = model(images)
+        total += torch.stack([loss(scores, labels) * len(labels), (scores.argmax(1) == labels).sum()])
+    model.train(training)
     mean_loss, accuracy = (total / len(y)).tolist()
     return {"loss": mean_loss, "accuracy": accuracy}
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module):
-    """Evaluation mode, and afterwards the mode that each part of the model had."""
-    training = {module: module.training for module in model.modules()}
-    try:
-        yield model.eval()
-    finally:
-        for module, mode in training.items():
-            module.training = mode
 
 
 @contextlib.contextmanager

@@ -46,10 +46,11 @@ class Descent(NamedTuple):
 
     learning_rate: float  #: the step size :math:`\eta`
     steps: int
-    #: decays as :func:`lib.models.unconstrained.objective` has them; a tensor `(R,)` has one for each run
-    lam_w: float | Tensor | Sequence[float | Tensor]
-    lam_h: float | Tensor | None = None
-    lam_b: float = 0.0
+    #: of the weights, the features and the bias, as :func:`lib.models.unconstrained.objective` has `lam_w`, `lam_h`
+    #: and `lam_b`; a tensor `(R,)` has one for each run
+    weight_decay: float | Tensor | Sequence[float | Tensor]
+    feature_decay: float | Tensor | None = None
+    bias_decay: float = 0.0
     relu: bool = False
     every: int = 0  #: steps between two looks; 0: at both ends only
     tolerance: float = 1e-13  #: deviation of samples from their class mean below which they go on as one
@@ -165,7 +166,7 @@ def gradient_descent(
     >>> from lib.models.unconstrained import objective
     >>> start = random_runs(K=2, n=1, d=3, layers=1, seeds=[0, 1], scales=0.1)
     >>> y = torch.tensor([0, 1])
-    >>> end = gradient_descent(start, y, Descent(learning_rate=0.5, steps=500, lam_w=0.1))
+    >>> end = gradient_descent(start, y, Descent(learning_rate=0.5, steps=500, weight_decay=0.1))
     >>> objective(end.H, end.Ws, y, 0.1).round(decimals=6).tolist()  # the minimum
     [0.18, 0.18]
     """
@@ -214,11 +215,14 @@ def _checked(start: Runs, y: Tensor, descent: Descent) -> list[float | Tensor]:
 
     That is :math:`1 - \eta\lambda`: a number, or one for each run, `(R, 1, 1)`.
     """
-    R, L, (rate, steps, lam_w, lam_h, lam_b) = len(start.H), len(start.Ws), descent[:5]
-    decays = list(lam_w) if isinstance(lam_w, Sequence | np.ndarray) else [lam_w] * (L + (lam_h is None))
-    decays = decays if lam_h is None else [lam_h, *decays]
+    R, L, (rate, steps, weight_decay, feature_decay, bias_decay) = len(start.H), len(start.Ws), descent[:5]
+    if isinstance(weight_decay, Sequence | np.ndarray):
+        decays = list(weight_decay)
+    else:
+        decays = [weight_decay] * (L + (feature_decay is None))
+    decays = decays if feature_decay is None else [feature_decay, *decays]
     first = checks.each(R, **{f"decays[{i}]": lam for i, lam in enumerate(decays)})
-    checked_decays(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=lam_b)
+    checked_decays(start.H, start.Ws, y, [numbers[0] for numbers in first], b=start.b, lam_b=bias_decay)
     parts = {"H": start.H, "b": start.b} | {f"W_{i}": W for i, W in enumerate(start.Ws, 1)}
     for name, part in parts.items():
         if part is not None and (part.ndim != 3 - (name == "b") or len(part) != R):
@@ -227,7 +231,7 @@ def _checked(start: Runs, y: Tensor, descent: Descent) -> list[float | Tensor]:
     checks.integers(1, steps=steps)
     checks.integers(0, every=descent.every)
     of_runs = [lam.to(start.H).expand(R).reshape(-1, 1, 1) if isinstance(lam, Tensor) else lam for lam in decays]
-    return [1 - rate * lam for lam in (lam_b, *of_runs)]
+    return [1 - rate * lam for lam in (bias_decay, *of_runs)]
 
 
 class _Samples(NamedTuple):
@@ -344,7 +348,10 @@ def _step_on_processor(group: _Group, levels: list[Tensor], gradients: list[Tens
     Every gradient contains the step size.
     """
     relu, step_size, last, rows = group.relu, group.step_size, len(group.Ws) - 1, not levels[0].is_contiguous()
-    as_it_lies = lambda part: (part.mT if rows else part).numpy()  # noqa: E731
+
+    def as_it_lies(part):
+        return part.mT.numpy() if rows else part.numpy()
+
     H, D, Ws = ([part.numpy() for part in parts] for parts in (levels, gradients, group.Ws))
     H_lying, D_lying = ([as_it_lies(part) for part in parts] for parts in (levels, gradients))
     H_t, Ws_t = ([part.swapaxes(1, 2) for part in parts] for parts in (H, Ws))

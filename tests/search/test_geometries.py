@@ -86,16 +86,9 @@ def test_the_last_level_of_a_stack_with_relus_is_the_shape_on_rays(name, L):
 def test_a_figure_is_recognised_in_any_position_and_no_other_is(name):
     turned = rotated(SHAPES[name].means, seed=3)
     for other, shape in SHAPES.items():
-        if other == name:
-            assert geometries.difference(turned, shape.means) < 1e-12
-        else:
-            assert math.isinf(geometries.difference(turned, shape.means))
-
-
-def test_unequal_lengths_are_a_difference():
-    means = torch.eye(4, dtype=torch.float64)
-    assert math.isinf(geometries.difference(means * torch.tensor([1.0, 1, 1, 2]), means))
-    assert math.isinf(geometries.difference(means[:, 1:], means))
+        found = geometries.difference(turned, shape.means)
+        assert found < 1e-12 if other == name else math.isinf(found)
+    assert math.isinf(geometries.difference(turned * torch.tensor([1.0] * 9 + [2.0]), turned))  # another length
 
 
 def test_singular_values_that_are_zero_cost_nothing():
@@ -106,8 +99,8 @@ def test_singular_values_that_are_zero_cost_nothing():
 @given(seed=st.integers(0, 10**6), factors=st.integers(2, 4))
 def test_balanced_factors_pay_the_linear_price_and_no_others_less(seed, factors):
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *size: torch.randn(*size, generator=generator, dtype=torch.float64)  # noqa: E731
-    parts, decays = [draw(4, 4) for _ in range(factors)], draw(factors).exp().tolist()
+    parts = [torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in range(factors)]
+    decays = torch.randn(factors, generator=generator, dtype=torch.float64).exp().tolist()
     Z, mean = torch.linalg.multi_dot(parts), math.prod(decays) ** (1 / factors)
     balanced = [(mean / lam) ** 0.5 * torch.diag(torch.linalg.svdvals(Z) ** (1 / factors)) for lam in decays]
     price = geometries.linear_price(Z, decays)
@@ -118,17 +111,12 @@ def test_balanced_factors_pay_the_linear_price_and_no_others_less(seed, factors)
     assert paid(balanced) == pytest.approx(price, rel=1e-12) and paid(parts) >= price * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        (".", lambda: geometries.between(3, -0.1)),  # the root says it
-        ("K", lambda: geometries.pairs(5)),
-        ("K", lambda: geometries.pentagons(7)),
-        ("lengths", lambda: geometries.stack(SHAPES["frame"], 1, False, torch.zeros(2))),
-        ("negative", lambda: geometries.stack(SHAPES["simplex"], 2, relu=True)),
-        (".", lambda: geometries.linear_price(torch.eye(3), [0.1, 0.0])),  # the logarithm says it
-    ],
-)
+@pytest.mark.parametrize(("name", "call"), [
+    ("K", lambda: geometries.pairs(5)),
+    ("K", lambda: geometries.pentagons(7)),
+    ("lengths", lambda: geometries.stack(SHAPES["frame"], 1, False, torch.zeros(2))),
+    ("negative", lambda: geometries.stack(SHAPES["simplex"], 2, relu=True)),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(name, call):
     with pytest.raises(ValueError, match=name):
         call()

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lib.models.losses import label_smoothing
 from lib.models.networks import mlp
-from lib.training.perceptrons import classify, features, initialise, stack, train_together
+from lib.training.perceptrons import classify, features, initialise, stack, train_perceptrons
 from lib.training.sgd import SGD, train
 from without_gpu import Waits
 
@@ -69,7 +69,7 @@ def test_runs_trained_together_end_where_each_ends_alone(dtype, depth, sgd, tole
     """In the book's loop for one network: weights and running statistics."""
     x, y = data(dtype)
     weights, separate = stack(networks(dtype, depth=depth), R), networks(dtype, depth=depth)
-    train_together(weights, x, y, LOSSES, sgd, SEEDS)
+    train_perceptrons(weights, x, y, LOSSES, sgd, SEEDS)
     for run, model in enumerate(separate):
         train(model, x, y[run], loss(*LOSSES[run]), sgd, SEEDS[run])
     assert largest_difference(weights, separate) < tolerance
@@ -78,8 +78,8 @@ def test_runs_trained_together_end_where_each_ends_alone(dtype, depth, sgd, tole
 def test_an_order_is_left_out_as_the_number_of_the_run_and_labels_of_all_runs_may_be_the_same():
     x, y = data()
     first, second = stack(networks(), R), stack(networks(), R)
-    train_together(first, x, y[0], LOSSES, SETTINGS)
-    train_together(second, x, y[:1].expand(R, N), LOSSES, SETTINGS, range(R))
+    train_perceptrons(first, x, y[0], LOSSES, SETTINGS)
+    train_perceptrons(second, x, y[:1].expand(R, N), LOSSES, SETTINGS, range(R))
     assert torch.equal(first.matrices[0], second.matrices[0])
 
 
@@ -87,7 +87,7 @@ def test_features_and_scores_are_those_of_the_modules_in_evaluation_mode():
     (x, y), models = data(), networks()
     weights = stack(networks(), R)
     sgd = SETTINGS._replace(epochs=2)
-    train_together(weights, x, y, LOSSES, sgd)  # running statistics that are not 0 and 1
+    train_perceptrons(weights, x, y, LOSSES, sgd)  # running statistics that are not 0 and 1
     for run, model in enumerate(models):
         train(model, x, y[run], loss(*LOSSES[run]), sgd, run)
     with torch.no_grad():
@@ -113,31 +113,26 @@ def test_a_run_that_stops_being_numbers_is_named_with_its_epoch_whatever_the_los
     weights = stack(networks(runs=3), 3)
     weights.biases[-1][1, 0] = math.inf
     with pytest.raises(FloatingPointError, match=r"epoch 1, run 1: learning_rate = 0.1"):
-        train_together(weights, x, y[:3], [(name, alpha)] * 3, SETTINGS)
+        train_perceptrons(weights, x, y[:3], [(name, alpha)] * 3, SETTINGS)
 
 
-@pytest.mark.parametrize(
-    "changes, name",
-    [
-        ({"losses": [("ls", 1.0)] * R}, r"losses\[0\]"),
-        ({"losses": [("ce", 0.0)] * (R - 1) + [("lr", 0.0)]}, rf"losses\[{R - 1}\]"),
-        ({"losses": [("ce", 0.1)] * R}, r"losses\[0\]"),
-        ({"losses": [("huber", 0.1)] * R}, r"losses\[0\]"),
-        ({"losses": LOSSES[1:]}, "losses"),
-        ({"seeds": [0]}, "seeds"),
-        ({"sgd": SETTINGS._replace(epochs=0)}, "epochs"),
-        ({"sgd": SETTINGS._replace(batch_size=1)}, "batch_size"),
-        ({"x": torch.zeros(N, INPUTS + 1, dtype=torch.float64)}, "x "),
-        ({"y": torch.full((R, N), K)}, "y "),
-        ({"y": torch.zeros(R, N)}, "y "),
-        ({"y": torch.zeros(R + 1, N, dtype=torch.long)}, "y "),
-    ],
-)
+@pytest.mark.parametrize("changes, name", [
+    ({"losses": [("ls", 1.0)] * R}, r"losses\[0\]"),
+    ({"losses": [("ce", 0.0)] * (R - 1) + [("lr", 0.0)]}, rf"losses\[{R - 1}\]"),
+    ({"losses": [("huber", 0.1)] * R}, r"losses\[0\]"),
+    ({"losses": LOSSES[1:]}, "losses"),
+    ({"seeds": [0]}, "seeds"),
+    ({"sgd": SETTINGS._replace(epochs=0)}, "epochs"),
+    ({"sgd": SETTINGS._replace(batch_size=1)}, "batch_size"),
+    ({"x": torch.zeros(N, INPUTS + 1, dtype=torch.float64)}, "x "),
+    ({"y": torch.full((R, N), K)}, "y "),
+    ({"y": torch.zeros(R + 1, N, dtype=torch.long)}, "y "),
+])  # fmt: skip
 def test_impossible_training_is_refused(changes, name):
     x, y = data()
     arguments = {"x": x, "y": y, "losses": LOSSES, "sgd": SETTINGS}
     with pytest.raises(ValueError, match=name):
-        train_together(stack(networks(), R), **(arguments | changes))
+        train_perceptrons(stack(networks(), R), **(arguments | changes))
 
 
 def test_no_step_waits_for_the_device():
@@ -146,6 +141,6 @@ def test_no_step_waits_for_the_device():
     for epochs, batch_size in ((1, 30), (1, 2), (3, 30)):
         sgd, weights = SETTINGS._replace(epochs=epochs, batch_size=batch_size), stack(networks(), R)
         with Waits() as waits:
-            train_together(weights, x[:52], y[:, :52], LOSSES, sgd, SEEDS)
+            train_perceptrons(weights, x[:52], y[:, :52], LOSSES, sgd, SEEDS)
         found[epochs, batch_size] = len(waits.found)
     assert found[1, 30] == found[1, 2] < found[3, 30]

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from lib.models.networks import resnet20
-from lib.training.resnets import Ensemble, Schedule, train_together
+from lib.training.resnets import Ensemble, Schedule, train_resnets
 from without_gpu import Waits
 
 K, N = 4, 24
@@ -30,8 +30,10 @@ def networks(runs=3):
 
 def own(ensemble, run):
     """The parameters of one run, as those of a network alone."""
-    share = lambda part: part.unflatten(0, (ensemble.runs, -1))[run]  # noqa: E731
-    return {name: part[run] if name.startswith("head") else share(part) for name, part in ensemble.parameters.items()}
+    found = {}
+    for name, part in ensemble.parameters.items():
+        found[name] = part[run] if name.startswith("head") else part.unflatten(0, (ensemble.runs, -1))[run]
+    return found
 
 
 def trained_alone(
@@ -68,7 +70,7 @@ def test_every_run_takes_the_steps_that_it_would_take_alone(x, feature_decay):
     slow_starts = [4, 9, 0]  # the second is longer than the run
     schedule = {"warmup": 3, "slow_start": slow_starts, "feature_slow_start": 5, "drop": 6}
     settings = Schedule(7, rates, decays, feature_decay, momentum=0.8, batch_size=8, **schedule)
-    train_together(ensemble, x, y, settings, seeds=range(5, 8))
+    train_resnets(ensemble, x, y, settings, seeds=range(5, 8))
     for run, model in enumerate(networks()):
         schedule["slow_start"] = slow_starts[run]
         lam_h = None if feature_decay is None else feature_decay[run]
@@ -92,7 +94,7 @@ def test_the_models_and_what_was_looked_at_stay_as_they_were_when_training_goes_
     models = networks()
     ensemble = Ensemble(models)
     seen = ensemble.look(x).weights
-    train_together(ensemble, x, y, Schedule(2, 0.1, 0.1, batch_size=8))
+    train_resnets(ensemble, x, y, Schedule(2, 0.1, 0.1, batch_size=8))
     for run, (model, fresh) in enumerate(zip(models, networks(), strict=True)):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
         assert all(torch.equal(W[run], layer.weight) for W, layer in zip(seen, fresh.head, strict=True))
@@ -101,7 +103,7 @@ def test_the_models_and_what_was_looked_at_stay_as_they_were_when_training_goes_
 def test_a_diverged_run_is_reported_and_the_others_go_on(x):
     seen, ensemble = [], Ensemble(networks(2))
     schedule = Schedule(40, [1e-3, 1e6], 1e-3, batch_size=8)
-    diverged = train_together(ensemble, x, y, schedule, looks=[0, 20], callback=seen.append)
+    diverged = train_resnets(ensemble, x, y, schedule, looks=[0, 20], callback=seen.append)
     assert seen == [0, 20]
     assert diverged[0] is None and diverged[1] in (20, 40)
     assert torch.isfinite(ensemble.look(x).layers[-1][0]).all()
@@ -114,39 +116,23 @@ def test_many_images_are_looked_at_in_batches(x):
         assert torch.equal(layer, torch.cat([first, second], 1))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"steps": 0},
-        {"batch_size": N + 1},
-        {"learning_rate": 0.0},
-        {"learning_rate": [0.1, 0.1, 0.1]},
-        {"weight_decay": -1.0},
-        {"feature_decay": float("nan")},
-        {"momentum": 1.0},
-        {"warmup": -1},
-        {"feature_slow_start": -1},
-        {"drop": -1},
-        {"looks": [2]},
-        {"y": y + 1},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {"steps": 0}, {"batch_size": N + 1}, {"learning_rate": 0.0}, {"learning_rate": [0.1, 0.1, 0.1]},
+    {"weight_decay": -1.0}, {"feature_decay": float("nan")}, {"momentum": 1.0}, {"warmup": -1},
+    {"feature_slow_start": -1}, {"drop": -1}, {"looks": [2]}, {"y": y + 1},
+])  # fmt: skip
 def test_impossible_settings_are_refused(x, wrong):
     ((name, value),) = wrong.items()
     data = {"x": x, "y": y, "looks": []} | (wrong if name in ("looks", "y") else {})
     schedule = Schedule(1, 0.1, 0.1, batch_size=8)
     with pytest.raises(ValueError, match=name):
         schedule = schedule._replace(**({} if name in data else wrong))
-        train_together(Ensemble(networks(2)), schedule=schedule, **data)
-
-
-def single():
-    return Ensemble([network.float() for network in networks(2)])
+        train_resnets(Ensemble(networks(2)), schedule=schedule, **data)
 
 
 def test_in_mixed_precision_features_agree_to_that_of_bfloat16_and_the_head_is_not_rounded(x):
     """Eight bits of the mantissa are 0.4% for one rounding; through some twenty layers, 5% of the norm at most."""
-    ensemble, images = single(), x.float().expand(2, *x.shape)
+    ensemble, images = Ensemble([network.float() for network in networks(2)]), x.float().expand(2, *x.shape)
     exact, rounded = ensemble.forward(images), ensemble.forward(images, mixed_precision=True)
     for ours, theirs in zip(exact, rounded, strict=True):
         error = (ours - theirs).norm(dim=(1, 2)) / ours.norm(dim=(1, 2))
@@ -157,20 +143,6 @@ def test_in_mixed_precision_features_agree_to_that_of_bfloat16_and_the_head_is_n
         assert torch.equal(found, H)
 
 
-def test_a_short_run_in_mixed_precision_agrees_to_a_percent_and_a_processor_has_it_if_asked_alone(x):
-    """The loss after five steps, and the size of the head; weights stay in single precision."""
-    ends = []
-    for option in ({}, {"mixed_precision": False}, {"mixed_precision": True}):
-        ensemble = single()
-        train_together(ensemble, x.float(), y, Schedule(5, 0.02, 1e-2, 1e-3, batch_size=8), **option)
-        assert {part.dtype for part in ensemble.parameters.values()} == {torch.float32}
-        look = ensemble.look(x.float())
-        error = (look.layers[-1] - F.one_hot(y, K)).square().sum((1, 2)) / (2 * N)
-        ends.append(torch.stack([error, *(W.square().sum((1, 2)) for W in look.weights)]))
-    assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
-    torch.testing.assert_close(ends[0], ends[2], rtol=0.01, atol=0)
-
-
 def test_no_step_waits_for_the_device(x):
     """Within an epoch, whatever the schedule; waits for the checks and the looks do not grow with the steps."""
     schedule = {"warmup": 3, "slow_start": [4, 60, 3], "feature_slow_start": 5, "drop": 6}
@@ -178,6 +150,6 @@ def test_no_step_waits_for_the_device(x):
     for steps in (3, 24):
         ensemble = Ensemble(networks())
         with Waits() as waits:
-            train_together(ensemble, x, y, Schedule(steps, 0.02, [0.03, 0.0, 0.2], 1e-3, batch_size=1, **schedule))
+            train_resnets(ensemble, x, y, Schedule(steps, 0.02, [0.03, 0.0, 0.2], 1e-3, batch_size=1, **schedule))
         found.append(waits.found)
     assert found[0] == found[1]

@@ -11,41 +11,22 @@ unequal decays they have, at their best scales, the loss of this problem at
 :math:`\lambda^{L+1} = n\lambda_{H_1}\lambda_{W_1}\cdots\lambda_{W_L}`. A solution is the list of its factors
 :math:`[H_1, W_1, \dots, W_L]`.
 
-A reader can check the files and beat them::
+A reader can check a solution and hand in a lower one, and search every cell of the table::
 
-    python -m lib.search.best_known check
-    python -m lib.search.best_known search 6 4 --descents 2000
-    python -m lib.search.best_known sweep --descents 5000
+    python -m lib.search.best_known check mine.npz
     python -m lib.search.best_known submit mine.npz
+    python -m lib.search.best_known sweep --descents 5000
 """
 
 from lib.search.best_known.descent import ROUNDS, descend, merged, search, symmetric_search
-from lib.search.best_known.files import (
-    CLASSES,
-    FOLDER,
-    LAYERS,
-    TOLERANCE,
-    cells,
-    efforts,
-    keep_effort,
-    load,
-    save,
-    stored,
-)
-from lib.search.best_known.initial import balanced, initial_factors, perturbed, relocated, through, widened
-from lib.search.best_known.problem import (
-    Solution,
-    collapse_cross_entropy,
-    decay_at,
-    describe,
-    file_name,
-    ranks,
-    simplex_decay,
-)
+from lib.search.best_known.files import CLASSES, FOLDER, LAYERS, cells, efforts, load, save, stored
+from lib.search.best_known.initial import balanced, initial_factors, perturbed, through, widened
+from lib.search.best_known.problem import Solution, collapse_cross_entropy, describe, file_name, ranks, simplex_decay
+from lib.theory.low_rank import decay_at
 
 __all__ = [
     "Solution", "decay_at", "simplex_decay", "collapse_cross_entropy", "file_name", "describe", "ranks",
-    "FOLDER", "TOLERANCE", "CLASSES", "LAYERS", "load", "save", "stored", "cells", "keep_effort", "efforts",
-    "initial_factors", "perturbed", "relocated", "widened", "balanced", "through",
+    "FOLDER", "CLASSES", "LAYERS", "load", "save", "stored", "cells", "efforts",
+    "initial_factors", "perturbed", "widened", "balanced", "through",
     "ROUNDS", "descend", "symmetric_search", "merged", "search",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -135,54 +136,76 @@ def search(
     `descents` is the effort: this many, in batches of `runs`, from the three kinds of start in turn. A search that gets
     stuck begins again from new starts. `d`: units per level, by default five more than classes. `known`: factors of
     solutions, `(out, in)` each, to start from as well. Without `polish` the lowest end stays as the descents have left
-    it. Returns the solution and, for each batch, the number of descents
-    and the lowest loss so far. ValueError for K < 2, L < 2, widths, decays or descents that are not positive, an
-    unknown loss.
+    it. Returns the solution and, for each batch, the number of descents and the lowest loss so far. ValueError for
+    K < 2, L < 2, widths, decays or descents that are not positive, an unknown loss.
     """
     check_sizes(K, L, layers=2)  # one layer has no ReLU
     d = K + 5 if d is None else d
     checks.positive_integers(d=d, runs=runs, descents=descents)
     checks.one_of(LOSSES, loss=loss)
     d = max([d, *(max(W.shape[1] for W in factors[1:]) for factors in known)])
-    rng, first = np.random.default_rng(seed), itemgetter(0)
-    best, effort = (math.inf, [], ""), []  # value, factors and name of the lowest; descents so far and its value
-    pool, stuck = {}, 0  # ends by their loss to six decimals, so that copies of one solution count once
+    rng, pool = np.random.default_rng(seed), _Pool()
+    best, made, effort = _End(math.inf, [], ""), 0, []
 
-    def run(factors, names):
-        nonlocal stuck
-        before, (ends, values) = min(pool, default=math.inf), descend(factors, lam, loss)
-        for i in values.argsort()[:6].tolist():
-            end, key = (values[i].item(), [q[i] for q in ends], names[i]), round(values[i].item(), 6)
-            pool[key] = min(end, pool.get(key, end), key=first)
-        stuck = 0 if min(pool) < before else stuck + 1
-        so_far = effort[-1][0] if effort else 0
-        effort.append((so_far + len(names), min(best[0], pool[min(pool)][0])))
+    def polished(end: _End) -> _End:
+        factors, value = _polished(end.factors, lam, loss) if polish else (end.factors, end.loss)
+        return min(best, _End(value, factors, end.name), key=itemgetter(0))
 
-    def polished(end):
-        value, factors, _ = end
-        if polish:
-            factors, value = _polished(factors, lam, loss)
-        return min(best, (value, factors, end[2]), key=first)
-
-    def stacked(several):
-        return [torch.stack(q) for q in zip(*(widened(factors, d) for factors in several), strict=True)]
-
-    if known:
-        run(stacked(known), ["known"] * len(known))
-    while not effort or effort[-1][0] < descents:
-        if stuck == _STUCK:
-            best, stuck = polished(pool[min(pool)]), 0
-            pool.clear()
-        lowest = [pool[key] for key in sorted(pool)[:8]]
-        if not pool or len(effort) % 3 == 0:
-            run(*initial_factors(K, L, d, runs, rng, loss))
+    while made < descents:
+        if pool.stuck == _STUCK:
+            best, pool = polished(pool.lowest(1)[0]), _Pool()
+        if known and not effort:
+            starts, names = _stacked(known, d), ["known"] * len(known)
+        elif not pool.ends or len(effort) % 3 == 0:
+            starts, names = initial_factors(K, L, d, runs, rng, loss)
         else:
-            moved, ends = len(effort) % 3 == 1, stacked([factors for _, factors, _ in lowest])
-            names = [f"{name.removesuffix(', moved')}, moved" for _, _, name in lowest]
-            copies = relocated(ends, runs, rng, loss) if moved else perturbed(ends, runs, rng)
-            run(copies, [names[i % len(names)] for i in range(runs)])
-    value, factors, name = polished(pool[min(pool)])
-    return Solution(K, L, lam, loss, factors, value, name), effort
+            starts, names = pool.copies(runs, rng, loss, d, moved=len(effort) % 3 == 1)
+        pool.add(*descend(starts, lam, loss), names)
+        made += len(names)
+        effort.append((made, min(best.loss, pool.lowest(1)[0].loss)))
+    found = polished(pool.lowest(1)[0])
+    return Solution(K, L, lam, loss, found.factors, found.loss, found.name), effort
+
+
+class _End(NamedTuple):
+    """Where a descent ended: its loss, the factors, and the kind of its start."""
+
+    loss: float
+    factors: list[Tensor]
+    name: str
+
+
+class _Pool:
+    """The ends from which a search goes on: one for each loss to six decimals, so that copies of it count once."""
+
+    def __init__(self):
+        self.ends: dict[float, _End] = {}
+        self.stuck = 0  # batches in a row that lowered nothing
+
+    def lowest(self, count: int) -> list[_End]:
+        return [self.ends[key] for key in sorted(self.ends)[:count]]
+
+    def add(self, factors: list[Tensor], losses: Tensor, names: list[str]) -> None:
+        """Keep the six lowest ends of a batch."""
+        before = min(self.ends, default=math.inf)
+        for i in losses.argsort()[:6].tolist():
+            end = _End(losses[i].item(), [q[i] for q in factors], names[i])
+            key = round(end.loss, 6)
+            self.ends[key] = min(end, self.ends.get(key, end), key=itemgetter(0))
+        self.stuck = 0 if min(self.ends) < before else self.stuck + 1
+
+    def copies(self, runs: int, rng: np.random.Generator, loss: str, d: int, moved: bool) -> tuple[list, list[str]]:
+        """Copies of the eight lowest ends, in turn, with classes moved or noise; and the kinds of their starts."""
+        lowest = self.lowest(8)
+        ends = _stacked([end.factors for end in lowest], d)
+        copies = relocated(ends, runs, rng, loss) if moved else perturbed(ends, runs, rng)
+        names = [f"{end.name.removesuffix(', moved')}, moved" for end in lowest]
+        return copies, [names[i % len(names)] for i in range(runs)]
+
+
+def _stacked(several: Sequence[Sequence[Tensor]], d: int) -> list[Tensor]:
+    """Factors of several solutions as runs, with d units in every level."""
+    return [torch.stack(q) for q in zip(*(widened(factors, d) for factors in several), strict=True)]
 
 
 def _polished(factors: Sequence[Tensor], lam: float, loss: str) -> tuple[list[Tensor], float]:

@@ -90,16 +90,24 @@ def _random_means(kind: str, K: int, d: int, rng: np.random.Generator) -> np.nda
     elif kind == "frame":
         M = np.eye(d, K)
     else:
-        least = next(v for v in range(2, K + 2) if v * (v - 1) // 2 + v * (kind == "loops") >= K)
-        v = _even(K) if kind == "halves" else int(rng.integers(least, max(least, min(K, d)) + 1))
-        edges = [(a, b) for a in range(v) for b in range(a)] + [(a,) for a in range(v) if kind == "loops"]
-        M = low_rank.incidence([edges[i] for i in rng.choice(len(edges), K, replace=False)], d).numpy()
+        M = _random_graph(kind, K, d, rng)
     return M / np.linalg.norm(M, axis=0).clip(1e-9)
+
+
+def _random_graph(kind: str, K: int, d: int, rng: np.random.Generator) -> np.ndarray:
+    """The incidence matrix of K random edges, `(d, K)`, among few vertices; with "loops" there are loops among them."""
+    loops = kind == "loops"
+    least = next(v for v in range(2, K + 2) if math.comb(v + loops, 2) >= K)  # a loop is an edge to one vertex more
+    v = _even(K) if kind == "halves" else int(rng.integers(least, max(least, min(K, d)) + 1))
+    edges = [(a, b) for a in range(v) for b in range(a)]
+    if loops:
+        edges += [(a,) for a in range(v)]
+    return low_rank.incidence([edges[i] for i in rng.choice(len(edges), K, replace=False)], d).numpy()
 
 
 def _even(K: int) -> int:
     """The least even number of vertices, four or more, that can have K edges between them."""
-    return next(v for v in range(4, K + 5, 2) if v * (v - 1) // 2 >= K)
+    return next(v for v in range(4, K + 5, 2) if math.comb(v, 2) >= K)
 
 
 def perturbed(

@@ -13,13 +13,11 @@ from lib.checks import positive_integers
 from lib.models.sentences import word_features
 from lib.training.cuda_graphs import recorded
 
-_DRAWN = 2**20  # how many entries of orders are drawn, and go to the device, at a time
-
 
 class SentenceSGD(NamedTuple):
     """Settings of :func:`sentence_sgd`; the paper's first three are 0.001, 0.1 and 100. `normalize` is for `h*`."""
 
-    lam: float
+    weight_decay: float
     learning_rate: float
     batch_size: int
     steps: int
@@ -67,7 +65,7 @@ def sentence_sgd(
     >>> x, y = torch.tensor([[0, 2], [1, 3]]), torch.tensor([0, 1])
     >>> from lib.models.sentences import SentenceSet, full_batch_risk, initial_weights
     >>> W, U = initial_weights(n_w=4, K=2, L=2, d=3, seed=0, scale=0.1)
-    >>> settings = SentenceSGD(lam=1e-3, learning_rate=0.5, batch_size=2, steps=300)
+    >>> settings = SentenceSGD(weight_decay=1e-3, learning_rate=0.5, batch_size=2, steps=300)
     >>> sentence_sgd(W, U, x, y, settings, torch.Generator().manual_seed(0))
     >>> full_batch_risk(SentenceSet(x, 4), y, lam=1e-3)(W, U).item() < 0.1  # from log 2
     True
@@ -84,16 +82,13 @@ def sentence_sgd(
         _step(W, U, sentences.index_select(0, batch), classes.index_select(0, batch), settings)
         batch.add_(size)
 
-    advance, orders, done = recorded(step, device), [], 0
+    advance, done = recorded(step, device), 0
     while done < steps:
         position = done % per_epoch
         if position == 0:
-            if not orders:
-                epochs = min(-(-(steps - done) // per_epoch), max(1, _DRAWN // N))
-                drawn = torch.stack([torch.randperm(N, generator=generator) for _ in range(epochs)])
-                drawn = drawn.pin_memory() if device.type == "cuda" else drawn  # to be copied while the device works
-                orders = list(drawn.to(device, non_blocking=True))
-            order = orders.pop(0)
+            order = torch.randperm(N, generator=generator)
+            if device.type == "cuda":
+                order = order.pin_memory().to(device, non_blocking=True)  # is copied while the device works
             torch.index_select(x, 0, order, out=sentences)
             torch.index_select(y, 0, order, out=classes)
             torch.arange(size, out=batch)
@@ -114,7 +109,7 @@ def _step(W: Tensor, U: Tensor, words: Tensor, labels: Tensor, settings: Sentenc
     No shape depends on which words occur: a GPU that records the step could not know it. LayerNorm therefore takes the
     whole vocabulary, which costs little compared with the products of the linear layer.
     """
-    flat, decay = U.view(len(U), -1), 1 - settings.learning_rate * settings.lam
+    flat, decay = U.view(len(U), -1), 1 - settings.learning_rate * settings.weight_decay
     with torch.enable_grad():
         rows = W.detach().requires_grad_()
         features = word_features(rows, settings.normalize)

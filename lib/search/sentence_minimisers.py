@@ -79,10 +79,8 @@ def lbfgs(
     positive(tolerance=tolerance)
     parameters = [parameter.detach().requires_grad_() for parameter in parameters]
     record, start = Minimisation(), time.perf_counter()
-    optimiser = torch.optim.LBFGS(
-        parameters, max_iter=20, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
-        tolerance_grad=0, tolerance_change=0,
-    )  # fmt: skip
+    rounds = {"max_iter": 20, "max_eval": 25, "tolerance_grad": 0, "tolerance_change": 0}  # the loop below decides
+    optimiser = torch.optim.LBFGS(parameters, **rounds, history_size=20, line_search_fn="strong_wolfe")
 
     def gradient_norm() -> float:
         squares = 0.0
