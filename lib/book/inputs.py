@@ -27,7 +27,7 @@ NOT_INPUTS = re.compile(r"lib\.book\b")
 #: Packages that compute, by the name under which they are imported, and the distributions whose versions count.
 COMPUTES = {name: name for name in (
     "torch", "torchvision", "numpy", "scipy", "networkx", "sympy", "optuna", "pandas", "lightning", "transformers",
-    "accelerate", "torchmetrics",
+    "accelerate",
 )} | {"sklearn": "scikit-learn", "PIL": "pillow"}  # fmt: skip
 
 

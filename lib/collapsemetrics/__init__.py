@@ -12,14 +12,15 @@ again and again while the model trains.
 PyTorch and NumPy are all that it imports; pictures import matplotlib when they are drawn.
 """
 
-from .formulas import (  # noqa: I001
+from .columns import COLUMNS  # noqa: I001
+from .formulas import (
     cdnv, class_means, condition_number, dilation, directional_spread, duality, equiangularity, memorization, nc1,
     nc2_etf, nc2_of, nc3, nc4, nc5, numerical_rank, principal_singular_values, relative_spread, trace_ratio, uniformity,
 )  # fmt: skip
 from .network import measure
 from .passes import PENULTIMATE
 from .streaming import ClassStatistics
-from .table import COLUMNS, ClassMeans, Comparison, Measures, compare
+from .table import ClassMeans, Comparison, Measures, compare
 from .tracker import Tracker
 
 __all__ = [

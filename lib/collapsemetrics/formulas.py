@@ -174,11 +174,7 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
     >>> nc1(torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), y).item()  # the means coincide
     nan
     """
-    H, y, counts = _checked(H, y)
-    means, deviations = _deviations(H, y, counts)
-    inverse, directions = between_classes(means, counts, torch.finfo(H.dtype).eps)
-    seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
-    return torch.where(inverse.any(-1), seen, nan)
+    return _nc1(H, y, "samples")
 
 
 def trace_ratio(H: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
@@ -388,11 +384,7 @@ def dilation(H_test: Tensor, y_test: Tensor) -> Tensor:
     >>> round(dilation(H[:3], y[:3]).item(), 4), round(nc1(H[:3], y[:3]).item(), 4)  # classes of two and of one
     (0.1481, 0.1333)
     """
-    H, y, counts = _checked(H_test, y_test)
-    means, deviations = _deviations(H, y, counts)
-    inverse, directions = between_classes(means, counts, torch.finfo(H.dtype).eps, "classes")
-    seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
-    return torch.where(inverse.any(-1), seen, nan)
+    return _nc1(H_test, y_test, "classes")
 
 
 def memorization(H_corrupted: Tensor, y_true: Tensor, test_means: Tensor) -> Tensor:
@@ -489,6 +481,14 @@ def _deviations(H: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     deviations = H - means[..., y, :]
     correction = class_sums(deviations, y, len(counts)) * weights
     return means + correction, deviations - correction[..., y, :]
+
+
+def _nc1(H: Tensor, y: Tensor, centre: str) -> Tensor:
+    H, y, counts = _checked(H, y)
+    means, deviations = _deviations(H, y, counts)
+    inverse, directions = between_classes(means, counts, torch.finfo(H.dtype).eps, centre)
+    seen = (deviations @ directions.mT * inverse[..., None, :]).square().sum((-2, -1)) / len(y)
+    return torch.where(inverse.any(-1), seen, nan)
 
 
 def _scatters(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,8 +2,6 @@ r"""Measures of collapse while a Lightning `Trainer` fits a network. Needs `ligh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 try:
@@ -11,7 +9,7 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-from .passes import Layer, Loader
+from .passes import Layers, Loader
 from .tracker import Tracker
 
 
@@ -55,7 +53,7 @@ class CollapseCallback(Callback):
         :func:`~collapsemetrics.measure`.
     """
 
-    def __init__(self, loader: Loader | None = None, layers: Layer | Iterable[Layer] | None = None, **options):
+    def __init__(self, loader: Loader | None = None, layers: Layers = None, **options):
         self.loader, self.layers, self.options = loader, layers, options
         self.tracker: Tracker | None = None
         self._rows: list[dict] = []

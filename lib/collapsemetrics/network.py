@@ -11,9 +11,10 @@ from torch.utils.data import DistributedSampler
 
 from . import _checks as checks
 from . import formulas
-from .passes import PENULTIMATE, Head, Layer, Loader, Reader, as_head, own, peeked, randomness_kept
+from .columns import COLUMNS, named
+from .passes import PENULTIMATE, Head, Layer, Layers, Loader, Reader, as_head, own, peeked, randomness_kept
 from .streaming import ClassStatistics
-from .table import COLUMNS, ClassMeans, Measures, named
+from .table import ClassMeans, Measures
 
 LARGEST_WIDTH = 8192  # half a scatter matrix of this width takes 256 MiB
 KEPT = 2**29  # bytes of features that are kept for NC4, which needs the final class means
@@ -24,7 +25,7 @@ TOLERATED = 0.1  # share of NC1 that the scatter of the means may take away befo
 def measure(
     model: nn.Module,
     loader: Loader,
-    layers: Layer | Iterable[Layer] | None = None,
+    layers: Layers = None,
     device: torch.device | str | None = None,
     *,
     head: Layer | None = None,
@@ -127,93 +128,109 @@ def measure(
     """
     checks.one_of(("classes", "samples"), centre=centre)
     checks.one_of(("refuse", "skip"), missing=missing)
-    modules = dict(model.named_modules())
-    device = torch.device(next((p.device for p in model.parameters()), "cpu") if device is None else device)
-    layers = [layers] if isinstance(layers, str | nn.Module) else layers or [PENULTIMATE]
-    layers = list(dict.fromkeys(_name({**modules, PENULTIMATE: None}, name) for name in layers))
-    if nc4 and PENULTIMATE not in layers:
-        raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {layers}")
+    reader = Reader(model, layers, device, reduce, label_key)
+    if nc4 and PENULTIMATE not in reader.layers:
+        raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {reader.layers}")
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
-    reader = Reader(model, device, reduce, label_key)
-
-    with randomness_kept(device, loader, test_loader, outside_loader):
+    with randomness_kept(reader.device, loader, test_loader, outside_loader):
         first, batches = peeked(loader)
-        if head is not None:
-            classifier = as_head(name := _name(modules, head), modules[name])
-        else:
-            classifier = reader.head(first) if K is None or PENULTIMATE in layers else None
+        reader.head, K = _head(reader, first, head, K)
         del first
-        if classifier is None and (K is None or PENULTIMATE in layers):
-            raise ValueError("the output of the model is that of no linear layer: name the head, or give layers and K")
-        K = len(classifier.weight) if K is None else K
-        if classifier and K == len(classifier.weight) == 1:
-            raise ValueError(f"the head {classifier.name!r} has one row: give the number of classes, K=2")
-        checks.integers(2, K=K)
-        if nc4 and len(classifier.weight) != K:
-            raise ValueError(f"the head has {len(classifier.weight)} rows and K is {K}: nc4 needs one for each class")
-        hooked = {name: modules.get(name) for name in layers}
-        kept: list[Tensor] = []
-
-        def statistics(batches, K=K, keep=None):
-            found = _collected(reader.read(batches, hooked, classifier, labelled=K > 1), K, device, keep)
-            for part in found.values():
-                if group is not None:
-                    part.reduce(group)
-            classes = _classes(found[layers[0]].counts, missing, classifier)
-            return classes, {name: part if len(classes) == K else part.without_empty() for name, part in found.items()}
-
-        classes, collected = statistics(batches, keep=kept if nc4 else None)
-        found, rows = Measures(K=len(classes), head=classifier and classifier.name, centre=centre), {}
-        for name, part in collected.items():
-            rows[name] = {"layer": name, "d": part.d, "samples": part.samples, **part.measures(centre)}
-            rows[name] |= dict.fromkeys(("nc3", "duality", "nc4"))
-            found.statistics[name] = ClassMeans(part.means, part.counts, part.variances)
-        if PENULTIMATE in layers and len(classifier.weight) == K:
-            part = collected[PENULTIMATE]
-            W, b = (p if p is None else p[classes.to(p.device)].to(part.means) for p in classifier[2:])
-            if W.shape == part.means.shape:
-                rows[PENULTIMATE]["nc3"] = formulas.nc3(W, part.means).item()
-                rows[PENULTIMATE]["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
-                if nc4:
-                    features = kept or _again(reader, loader, classifier)
-                    rows[PENULTIMATE]["nc4"] = _disagreement(features, W, b, part.means, group)
-                    del features
-        found.notes = _notes(collected, rows, classifier, centre)
-        if nc4 and rows[PENULTIMATE]["nc4"] is None:
-            wide = f"the head {classifier.name!r} has the weight {tuple(classifier.weight.shape)}"
-            found.notes.append(f"no NC4: {wide}, features have d = {rows[PENULTIMATE]['d']}")
-        if len(classes) < K:
-            found.notes.append(f"{K - len(classes)} of {K} classes have no sample and are left out")
-        if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
-            found.notes.append("the share of this process only; group=torch.distributed.group.WORLD measures all")
-        del collected, kept, part  # before those of other samples are made
+        if nc4 and len(reader.head.weight) != K:
+            raise ValueError(f"the head has {len(reader.head.weight)} rows and K is {K}: nc4 needs one for each class")
+        found, classes = _of_training(reader, loader, batches, K, nc4, centre, missing, group)
         if test_loader is not None:
-            with _errors_of("test_loader"):
-                seen, others = statistics(peeked(test_loader)[1])
-            for name, part in others.items():
-                rows[name]["dilation"] = part.nc1(centre)
-            if not torch.equal(classes, seen):
-                found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
-            if few := _few(rows, "dilation", part.counts):
-                found.notes.append(f"too few test samples of a class for dilation: {few}")
+            _add_dilation(found, reader, test_loader, K, classes, missing, group)
         if outside_loader is not None:
-            with _errors_of("outside_loader"):
-                _, others = statistics(peeked(outside_loader)[1], K=1)
-            for name, part in others.items():
-                rows[name]["nc5"] = formulas.nc5(found.statistics[name].means, part.means[0]).item()
-    found += [{column: row[column] for column in COLUMNS if column in row} for row in rows.values()]
+            _add_nc5(found, reader, outside_loader, group)
+    found[:] = [{column: row[column] for column in COLUMNS if column in row} for row in found]
     return found
 
 
-def _collected(batches, K: int, device: torch.device, keep: list[Tensor] | None) -> dict[str, ClassStatistics]:
-    """The class statistics of every hooked module, by name; on the CPU for MPS, a device without float64.
+def _head(reader: Reader, batch, given: Layer | None, K: int | None) -> tuple[Head | None, int]:
+    """The head that was named, or else the one found by running a batch, and the number of classes.
+
+    The head is None where none is needed; by default there are as many classes as it has rows.
+    """
+    head = None
+    if given is not None:
+        name = reader.name(given)
+        head = as_head(name, reader.modules[name])
+    elif K is None or PENULTIMATE in reader.layers:
+        head = reader.find_head(batch)
+        if head is None:
+            raise ValueError("the output of the model is that of no linear layer: name the head, or give layers and K")
+    K = len(head.weight) if K is None else K
+    if head and K == len(head.weight) == 1:
+        raise ValueError(f"the head {head.name!r} has one row: give the number of classes, K=2")
+    checks.integers(2, K=K)
+    return head, K
+
+
+def _of_training(
+    reader: Reader, loader: Loader, batches: Iterable, K: int, nc4: bool, centre: str, missing: str, group
+) -> tuple[Measures, Tensor]:
+    """A row for each layer, with what there is to say of them, and the classes that have samples."""
+    kept: list[Tensor] | None = [] if nc4 else None
+    classes, collected = _collected(reader, batches, K, missing, group, kept)
+    head = reader.head
+    found = Measures(K=len(classes), head=head.name if head else None, centre=centre)
+    for name, part in collected.items():
+        row = {"layer": name, "d": part.d, "samples": part.samples} | part.measures(centre)
+        row |= {"nc3": None, "duality": None, "nc4": None}
+        if name == PENULTIMATE and head.weight.shape == (K, part.d):
+            W = head.weight[classes].to(part.means)
+            row["nc3"] = formulas.nc3(W, part.means).item()
+            row["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
+            if nc4:
+                b = None if head.bias is None else head.bias[classes].to(part.means)
+                row["nc4"] = _disagreement(kept or _again(reader, loader), W, b, part.means, group)
+        found.append(row)
+        found.statistics[name] = ClassMeans(part.means, part.counts, part.variances)
+    found.notes = _notes(found, collected, head)
+    if nc4 and collected[PENULTIMATE].d != head.weight.shape[1]:
+        weight, d = tuple(head.weight.shape), collected[PENULTIMATE].d
+        found.notes.append(f"no NC4: the head {head.name!r} has the weight {weight}, features have d = {d}")
+    if len(classes) < K:
+        found.notes.append(f"{K - len(classes)} of {K} classes have no sample and are left out")
+    if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        found.notes.append("the share of this process only; group=torch.distributed.group.WORLD measures all")
+    return found, classes
+
+
+def _add_dilation(found: Measures, reader: Reader, loader: Loader, K: int, classes: Tensor, missing: str, group):
+    """The dilation of every row, from samples that the model was not trained on."""
+    with _errors_of("test_loader"):
+        seen, collected = _collected(reader, peeked(loader)[1], K, missing, group)
+    for row in found:
+        part = collected[row["layer"]]
+        row["dilation"] = part.nc1(found.centre)
+    if not torch.equal(classes, seen):
+        found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
+    if few := _few(found, "dilation", part.counts):
+        found.notes.append(f"too few test samples of a class for dilation: {few}")
+
+
+def _add_nc5(found: Measures, reader: Reader, loader: Loader, group):
+    """NC5 of every row, from samples of none of the classes."""
+    with _errors_of("outside_loader"):
+        _, collected = _collected(reader, peeked(loader)[1], 1, "refuse", group)
+    for row in found:
+        name = row["layer"]
+        row["nc5"] = formulas.nc5(found.statistics[name].means, collected[name].means[0]).item()
+
+
+def _collected(
+    reader: Reader, batches: Iterable, K: int, missing: str, group, keep: list[Tensor] | None = None
+) -> tuple[Tensor, dict[str, ClassStatistics]]:
+    """The classes that have samples, and by layer the statistics of these classes, from one pass.
 
     A list `keep` gets the features of the head's input; if they are too many, it ends up empty.
     """
     found: dict[str, ClassStatistics] = {}
     room = KEPT
-    with closing(batches):
-        for number, (features, y) in enumerate(batches):
+    with closing(reader.read(batches, labelled=K > 1)) as passed:
+        for number, (features, y) in enumerate(passed):
             if keep is not None:
                 room -= features[PENULTIMATE].nbytes
                 keep.append(features[PENULTIMATE].clone())
@@ -222,61 +239,68 @@ def _collected(batches, K: int, device: torch.device, keep: list[Tensor] | None)
                     keep = None
             for name in features:  # a variable for the features would keep them while the next are made
                 if name not in found:
-                    d = features[name].shape[1]
-                    if d > LARGEST_WIDTH:
-                        advice = 'use reduce="mean" or a layer of fewer dimensions'
-                        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
-                    found[name] = ClassStatistics(K, d, "cpu" if device.type == "mps" else device, chance=K > 1)
+                    found[name] = _statistics(name, K, features[name].shape[1], reader.device)
                 try:
                     found[name].update(features[name], y)
                 except ValueError as error:
                     raise ValueError(f"the layer {name!r}, batch {number}: {error}") from error
-    return found
+    if group is not None:
+        for part in found.values():
+            part.reduce(group)
+    classes = _classes(found[reader.layers[0]].counts, missing)
+    if len(classes) < K:
+        found = {name: part.without_empty() for name, part in found.items()}
+    return classes, found
 
 
-def _classes(counts: Tensor, missing: str, head: Head | None) -> Tensor:
-    """The classes that are measured; ValueError where one has no sample and is not to be skipped."""
+def _statistics(name: str, K: int, d: int, device: torch.device) -> ClassStatistics:
+    """Empty statistics of a layer; on the CPU for MPS, a device without float64."""
+    if d > LARGEST_WIDTH:
+        advice = 'use reduce="mean" or a layer of fewer dimensions'
+        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
+    return ClassStatistics(K, d, "cpu" if device.type == "mps" else device, chance=K > 1)
+
+
+def _classes(counts: Tensor, missing: str) -> Tensor:
+    """The classes that have samples; ValueError where one has none and is not to be skipped."""
     seen = counts.nonzero()[:, 0].cpu()
     if len(seen) < len(counts) and (missing == "refuse" or len(seen) < 2):
-        absent = next(k for k in range(len(counts)) if not counts[k])
-        rows = f"the head {head.name!r} has {len(head.weight)} rows, " if head else ""
+        absent = int((counts == 0).nonzero()[0])
         labels = ", ".join(map(str, seen[:10].tolist())) + (", ..." if len(seen) > 10 else "")
-        raise ValueError(
-            f"class {absent} has no sample: {rows}K is {len(counts)}, and labels seen are {labels or 'none'}; "
-            "give K, or missing='skip' to measure the others"
-        )
+        known = f"K is {len(counts)} (the rows of the head, unless given), and labels seen are {labels or 'none'}"
+        raise ValueError(f"class {absent} has no sample: {known}; give K, or missing='skip' to measure the others")
     return seen
 
 
-def _notes(collected: dict[str, ClassStatistics], rows: dict[str, dict], head: Head | None, centre: str) -> list[str]:
+def _notes(found: Measures, collected: dict[str, ClassStatistics], head: Head | None) -> list[str]:
     """What a reader of the table has to know: samples in each class, head and centre, and what may mislead."""
     counts = next(iter(collected.values())).counts
-    K, least, most = len(counts), int(counts.min()), int(counts.max())
-    notes = [f"{K} classes of {least if least == most else f'{least} to {most}'} samples"]
-    if PENULTIMATE in rows:
+    least, most = int(counts.min()), int(counts.max())
+    notes = [f"{len(counts)} classes of {least if least == most else f'{least} to {most}'} samples"]
+    if PENULTIMATE in collected:
         notes[0] += f"; the head is {head.name!r}"
-    notes[0] += f"; centred at the mean of {'the class means' if centre == 'classes' else 'all samples'}"
+    notes[0] += f"; centred at the mean of {'the class means' if found.centre == 'classes' else 'all samples'}"
     if most > 2 * least:
         notes.append("unequal classes: NC1 and NC2 depend on the centre, and large classes decide the spreads")
     plain = {each.forward for each in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-    if PENULTIMATE in rows and type(head.module).forward not in plain:
+    if PENULTIMATE in collected and type(head.module).forward not in plain:
         notes.append(f"the head {head.name!r} is no plain linear layer: NC3, duality and NC4 see weight and bias alone")
-    if few := _few(rows, "nc1", counts):
+    if few := _few(found, "nc1", counts):
         notes.append(f"too few samples of a class for their NC1, which may be far off: {few}")
     return notes
 
 
-def _few(rows: dict[str, dict], column: str, counts: Tensor) -> str:
+def _few(rows: Measures, column: str, counts: Tensor) -> str:
     """The layers for whose NC1 in a given column the smallest class has too few samples.
 
     With noise of the same variance in all directions, NC1 is about its true value times 1 - lost / (n - 1), see the
     book; with fewer dimensions than classes, noise alone has an NC1 of (n - 1) d / (K - d - 2).
     """
     K, least, few = len(counts), int(counts.min()), []
-    for name, row in rows.items():
+    for row in rows:
         lost = row[column] * ((row["d"] - K) / (K - 1) if row["d"] > K else (K - row["d"] - 2) / row["d"])
         if least == 1 or lost / (least - 1) > TOLERATED:
-            few.append(named(name))
+            few.append(named(row["layer"]))
     return ", ".join(few)
 
 
@@ -289,34 +313,24 @@ def _errors_of(loader: str) -> Iterator[None]:
         raise ValueError(f"{loader}: {error}") from error
 
 
-def _again(reader: Reader, loader, head: Head) -> Iterator[Tensor]:
+def _again(reader: Reader, loader: Loader) -> Iterator[Tensor]:
     """Features of the head's input from another pass."""
     if isinstance(loader, Iterator):
         raise ValueError("nc4 of so many features needs a second pass, and the loader can be read once only")
-    with closing(reader.read(peeked(loader)[1], {PENULTIMATE: None}, head)) as batches:
+    with closing(reader.read(peeked(loader)[1], [PENULTIMATE])) as batches:
         for features, _ in batches:
             yield features[PENULTIMATE]
 
 
 def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means: Tensor, group) -> float:
     """:func:`nc4` of features that come in batches."""
-    counted = torch.zeros(2, dtype=torch.float64, device=means.device)
+    counted = torch.zeros(2, dtype=torch.float64, device=means.device)  # samples that disagree, and all
     for H in features:
-        if not len(H):  # every label of the batch is ignored
-            continue
-        H = H.to(means)  # in float64: means far from the origin keep their digits, and autocast leaves it alone
-        wrong = formulas.nc4(H, W, b, means)
-        counted += torch.stack([wrong.double() * len(H), torch.tensor(len(H), device=H.device)])
+        if len(H):  # not every label of the batch is ignored
+            H = H.to(means)  # in float64: means far from the origin keep their digits, and autocast leaves it alone
+            counted[0] += formulas.nc4(H, W, b, means) * len(H)
+            counted[1] += len(H)
         del H  # before the next are made
     if group is not None:
         torch.distributed.all_reduce(counted, group=group)
     return (counted[0] / counted[1]).item()
-
-
-def _name(modules: dict[str, nn.Module | None], given: Layer) -> str:
-    """The name of a submodule; ValueError if there is none."""
-    if isinstance(given, nn.Module):
-        given = next((name for name, module in modules.items() if module is given), f"unknown {type(given).__name__}")
-    if given not in modules:
-        checks.one_of(filter(None, modules), module=given)
-    return given

@@ -19,6 +19,7 @@ from . import _checks as checks
 
 Loader = Iterable | Callable[[], Iterable]
 Layer = str | nn.Module
+Layers = Layer | Iterable[Layer] | None
 #: What :func:`measure` calls the input of the head.
 PENULTIMATE = "penultimate"
 LABELS = ("labels", "label", "label_ids", "targets", "target", "y")  # keys under which a batch may hold its labels
@@ -36,11 +37,15 @@ class Head(NamedTuple):
 
 def as_head(name: str, module: nn.Module) -> Head:
     """The module as a head; ValueError unless its weight is `(K, d)` or that of a single-position convolution."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim < 2 or weight[0, 0].numel() > 1:
+    if not _is_linear(module):
         raise ValueError(f"the head {name!r} has no weight (K, d)")
     bias = getattr(module, "bias", None)
-    return Head(name, module, weight.detach().flatten(1), None if bias is None else bias.detach())
+    return Head(name, module, module.weight.detach().flatten(1), None if bias is None else bias.detach())
+
+
+def _is_linear(module: nn.Module | None) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim >= 2 and weight.shape[2:].numel() == 1
 
 
 class Reader:
@@ -48,86 +53,91 @@ class Reader:
 
     Parameters
     ----------
-    model, device, reduce
+    model, layers, device, reduce, label_key
         As in :func:`measure`.
-    label_key
-        The key of the labels in batches that are mappings, or None for the usual ones.
+
+    Attributes
+    ----------
+    layers
+        The names of the layers.
+    head
+        The :class:`Head` whose input is `"penultimate"`, None until it is set.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, reduce: str | Callable, label_key: str | None):
-        self.model, self.device, self.reduce, self.label_key = model, device, reduce, label_key
+    def __init__(self, model: nn.Module, layers: Layers, device, reduce: str | Callable, label_key: str | None):
+        self.model, self.reduce, self.label_key = model, reduce, label_key
+        self.modules = {PENULTIMATE: None, **dict(model.named_modules())}
+        layers = [layers] if isinstance(layers, str | nn.Module) else layers or [PENULTIMATE]
+        self.layers = list(dict.fromkeys(map(self.name, layers)))
+        self.device = torch.device(next((p.device for p in model.parameters()), "cpu") if device is None else device)
+        self.head: Head | None = None
         if callable(reduce):
             given = inspect.signature(reduce).parameters.values()
             self.sees_batch = sum(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in given) > 1
         else:
             checks.one_of(("mean", "flatten"), reduce=reduce)
 
-    def head(self, batch) -> Head | None:
+    def name(self, given: Layer) -> str:
+        """The name of a submodule; ValueError if there is none."""
+        if isinstance(given, nn.Module):
+            known = (name for name, module in self.modules.items() if module is given)
+            given = next(known, f"unknown {type(given).__name__}")
+        if given not in self.modules:
+            checks.one_of(filter(None, self.modules), module=given)
+        return given
+
+    def find_head(self, batch) -> Head | None:
         """The module whose output is the model's, found by running a batch; the last of several, None if there is none.
 
         The module may also give the model's output for each token, of which the model takes one, or for each position,
         over which the model averages.
         """
-        first: dict[str, tuple[nn.Module, Tensor]] = {}
+        outputs: dict[str, Tensor] = {}  # of the first sample, in the order in which the modules have run
 
         def keep(name):
             def hook(module, inputs, named, output):
                 if isinstance(output, Tensor):
-                    first.pop(name, None)  # the last of several runs counts
-                    first[name] = module, output[:1].clone()  # a sample is enough, and a view would keep all
+                    outputs.pop(name, None)  # the last of several runs counts
+                    outputs[name] = output[:1].clone()  # a view would keep all
 
             return hook
 
-        candidates = []
+        hooks = []
         for name, module in self.model.named_modules():
-            weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
-            if isinstance(weight, Tensor) and weight.ndim >= 2 and weight.shape[2:].numel() == 1:
-                candidates.append((module, keep(name)))
-        with evaluated(self.model, candidates), torch.no_grad():
-            logits = _logits(self._run(self._split(batch)[0])[1])
+            if _is_linear(module) and not isinstance(module, nn.Embedding):
+                hooks.append((module, keep(name)))
+        x, _ = self._split(batch)
+        with evaluated(self.model, hooks), torch.no_grad():
+            logits = _logits(self._run(x)[1])
         if logits is None:
             return None
-        logits = logits[:1]
-        found = [name for name, (_, output) in first.items() if _gives(output, logits)]
-        return as_head(found[-1], first[found[-1]][0]) if found else None
+        found = [name for name, output in outputs.items() if _gives(output, logits[:1])]
+        return as_head(found[-1], self.modules[found[-1]]) if found else None
 
     def read(
-        self, batches: Iterable, layers: dict[str, nn.Module], head: Head | None, labelled: bool = True
+        self, batches: Iterable, layers: list[str] | None = None, labelled: bool = True
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """For each batch the features `(n, d)` of some layers and of the head's input, and its labels; to be closed.
+        """For each batch the features `(n, d)` of the layers, by default of all, and its labels; to be closed.
 
         Samples with the label -100 are left out. Unless `labelled`, all labels are 0. ValueError for a layer that does
         not run, and for anything that is not a batch.
         """
+        layers = self.layers if layers is None else layers
         outputs: dict[str, object] = {}
-
-        def of_output(name):
-            # a copy: the next module may work in place
-            return lambda module, inputs, named, output: outputs.update({name: _copied(output)})
-
-        def of_head(module, inputs, named, output):
-            given = _copied(next(chain(inputs, named.values())))
-            if module.weight.ndim == 3 and isinstance(given, Tensor):  # a convolution: (N, d, T) to tokens (N, T, d)
-                given = given.mT
-            outputs[PENULTIMATE] = given, output
-
-        hooks = [(module, of_output(name)) for name, module in layers.items() if name != PENULTIMATE]
-        if PENULTIMATE in layers:
-            hooks.append((head.module, of_head))
-        with evaluated(self.model, hooks):
-            batches = iter(batches)
-            while (batch := next(batches, None)) is not None:  # `enumerate` would keep one while the next is made
+        with evaluated(self.model, [self._hook(name, outputs) for name in layers]):
+            for batch in batches:  # `enumerate` would keep one while the next is made
                 x, y = self._split(batch)
                 del batch  # before the loader makes the next one
                 with torch.no_grad():  # no inference mode: what a model keeps for later could not be trained with
                     x, result = self._run(x)
-                if missing := layers.keys() - outputs.keys():
-                    raise ValueError(f"the layer {min(missing)!r} does not run when the model does")
+                for name in layers:
+                    if name not in outputs:
+                        raise ValueError(f"the layer {name!r} does not run when the model does")
                 if PENULTIMATE in outputs:
                     outputs[PENULTIMATE] = _chosen(*outputs[PENULTIMATE], _logits(result))
                 features = {name: self._rows(name, outputs.pop(name), x) for name in layers}
                 del x, result
-                n = len(next(iter(features.values())))
+                n = len(features[layers[0]])
                 y = checks.integers_of(y) if labelled else torch.zeros(n).long()
                 kept = y != IGNORED
                 if y.shape == (n,) and not kept.all():
@@ -136,9 +146,23 @@ class Reader:
                 yield features, y
                 features.clear()  # even if the caller still holds them
 
+    def _hook(self, name: str, outputs: dict) -> tuple[nn.Module, Callable]:
+        """A module and the hook that keeps what it gives, for the head what it is given and gives."""
+
+        def of_layer(module, inputs, named, output):
+            outputs[name] = _copied(output)  # the next module may work in place
+
+        def of_head(module, inputs, named, output):
+            given = _copied(next(chain(inputs, named.values())))
+            if module.weight.ndim == 3 and isinstance(given, Tensor):  # a convolution: (N, d, T) to tokens (N, T, d)
+                given = given.mT
+            outputs[name] = given, output
+
+        return (self.head.module, of_head) if name == PENULTIMATE else (self.modules[name], of_layer)
+
     def _split(self, batch) -> tuple:
         """Inputs and labels of a batch."""
-        if isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) < 2):
+        if batch is None or isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) < 2):
             raise ValueError(f"a batch is no (x, y), but has {_kind(batch)}")
         if not isinstance(batch, Mapping):
             return batch[0], batch[1]
@@ -154,9 +178,11 @@ class Reader:
         if isinstance(x, Mapping):
             x = {name: _moved(value, self.device) for name, value in x.items()}
             return x, self.model(**x)
-        several = isinstance(x, tuple | list) and not hasattr(x, "to")  # a packed sequence is a tuple too
-        x = tuple(_moved(value, self.device) for value in x) if several else _moved(x, self.device)
-        return x, self.model(*x) if several else self.model(x)
+        if isinstance(x, tuple | list) and not hasattr(x, "to"):  # a packed sequence is a tuple too
+            x = tuple(_moved(value, self.device) for value in x)
+            return x, self.model(*x)
+        x = _moved(x, self.device)
+        return x, self.model(x)
 
     def _rows(self, name: str, output, x) -> Tensor:
         """Features `(n_samples, d)` made from a module's output."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
 from math import isfinite
 from pathlib import Path
@@ -12,22 +13,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-#: The entries of a row of :class:`Measures`, in their order.
-COLUMNS = (
-    *("layer", "d", "samples", "nc1", "nc1_chance", "dilation", "trace_ratio", "trace_ratio_debiased", "cdnv"),
-    *("relative_spread", "nc2_etf", "nc2_of", "uniformity", "nc3", "duality", "nc4", "nc5"),
-    *("numerical_rank", "condition_number"),
-)
+from ._checks import one_of
+from .columns import COLUMNS, named
+
 PRINTED = 95  # characters in a line of a printed table; layers that do not fit go below
-
-
-def named(layer: str) -> str:
-    """What tables and pictures call a layer: the whole model has no name of its own.
-
-    >>> named("layer4"), named("")
-    ('layer4', 'features')
-    """
-    return layer or "features"
 
 
 class ClassMeans(NamedTuple):
@@ -42,31 +31,28 @@ class _Table:
     """A table made of `_cells`, rows of cells that begin with the row of heads, and of `notes` that stand below."""
 
     def __str__(self) -> str:
-        table = self._cells()
-        label, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
-        blocks, used = [[]], label
-        for i, width in enumerate(widths):
-            if blocks[-1] and used + 2 + width > PRINTED:
-                blocks.append([])
-                used = label
-            blocks[-1].append(i)
-            used += 2 + width
-
-        def line(row, block):
-            return "  ".join([row[0].ljust(label), *(row[1 + i].rjust(widths[i]) for i in block)])
-
-        parts = ("\n".join(line(row, block) for row in table) for block in blocks)
-        return "\n\n".join(parts) + "".join(f"\n({note})" for note in self.notes)
+        labels, *columns = zip(*self._cells(), strict=True)
+        width = max(map(len, labels))
+        labels = [label.ljust(width) for label in labels]
+        blocks, lines = [], labels
+        for column in columns:
+            longer = _beside(lines, column)
+            if len(longer[0]) > PRINTED and lines is not labels:
+                blocks.append(lines)
+                longer = _beside(labels, column)
+            lines = longer
+        blocks.append(lines)
+        return "\n\n".join("\n".join(lines) for lines in blocks) + "".join(f"\n({note})" for note in self.notes)
 
     def _repr_html_(self) -> str:
         head, *body = self._cells()
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-        body = (
-            f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
-            for row in body
-        )
+        rows = ""
+        for name, *cells in body:
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            rows += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{notes}"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
 
 
 class Measures(_Table, list):
@@ -112,11 +98,10 @@ class Measures(_Table, list):
         A number that is not finite becomes the word nan, inf or -inf, which every reader of JSON accepts.
         """
         path = Path(path)
-        if _kind(path) == ".csv":
+        one_of((".csv", ".json"), suffix=path.suffix)
+        if path.suffix == ".csv":
             with path.open("w", encoding="utf-8", newline="") as file:
-                known = dict.fromkeys(name for row in self for name in row)
-                names = [name for name in ("epoch", *COLUMNS) if name in known]
-                writer = csv.DictWriter(file, [*names, *(name for name in known if name not in names)])
+                writer = csv.DictWriter(file, dict.fromkeys(name for row in self for name in row))
                 writer.writeheader()
                 writer.writerows(self)
             return
@@ -128,7 +113,8 @@ class Measures(_Table, list):
     def load(cls, path: str | Path) -> Measures:
         """What :meth:`save` wrote, without `statistics`; ValueError for a file of another kind."""
         path = Path(path)
-        if _kind(path) == ".csv":
+        one_of((".csv", ".json"), suffix=path.suffix)
+        if path.suffix == ".csv":
             with path.open(encoding="utf-8", newline="") as file:
                 return cls({name: _read(name, value) for name, value in row.items()} for row in csv.DictReader(file))
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -184,10 +170,10 @@ def compare(a: Measures, b: Measures, names: Sequence[str] = ("before", "after")
     return Comparison(a, b, names)
 
 
-def _kind(path: Path) -> str:
-    if path.suffix not in (".json", ".csv"):
-        raise ValueError(f"{path.name}: a file .json or .csv is needed")
-    return path.suffix
+def _beside(lines: list[str], column: Sequence[str]) -> list[str]:
+    """The lines with the cells of one more column, all of one width."""
+    width = max(map(len, column))
+    return [f"{line}  {cell:>{width}}" for line, cell in zip(lines, column, strict=True)]
 
 
 def _written(value):
@@ -200,13 +186,13 @@ def _read(name: str, value):
         return value
     if value in ("", "True", "False"):
         return {"": None, "True": True, "False": False}[value]
-    if name in ("d", "samples", "numerical_rank", "epoch"):
-        return int(value)
-    try:
-        return float(value)
-    except ValueError:  # a reader's own column of words
-        return value
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return value  # a reader's own column of words
 
 
 def _cell(value) -> str:
-    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -8,7 +8,7 @@ from torch import nn
 
 from ._checks import integers, one_of
 from .network import measure
-from .passes import Layer, Loader
+from .passes import Layers, Loader
 from .table import Measures
 
 
@@ -59,9 +59,8 @@ class Tracker:
     """
 
     def __init__(
-        self, model: nn.Module, loader: Loader, layers: Layer | Iterable[Layer] | None = None, *,
-        every: int | Collection[int] = 1, **options,
-    ):  # fmt: skip
+        self, model: nn.Module, loader: Loader, layers: Layers = None, *, every: int | Collection[int] = 1, **options
+    ):
         loaders = {"loader": loader} | {name: options.get(name) for name in ("test_loader", "outside_loader")}
         for name, given in loaders.items():
             if isinstance(given, Iterator):

@@ -2,13 +2,13 @@ r"""Measures of collapse while the `Trainer` of `transformers` trains a network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import ceil
 
 import torch
 from transformers import TrainerCallback
 
-from .passes import Layer, Loader
+from .passes import Layers, Loader
 from .tracker import Tracker
 
 _ROWS = "collapse of representations"  # where the state of a trainer keeps the rows
@@ -54,10 +54,7 @@ class CollapseCallback(TrainerCallback):
         :func:`~collapsemetrics.measure`.
     """
 
-    def __init__(
-        self, loader: Loader | None = None, layers: Layer | Iterable[Layer] | None = None, *,
-        log: Callable[[dict], None] | None = None, **options,
-    ):  # fmt: skip
+    def __init__(self, loader: Loader | None = None, layers: Layers = None, *, log: Callable | None = None, **options):
         self.loader, self.layers, self.log, self.options = loader, layers, log, options
         self.tracker: Tracker | None = None
 

@@ -1,4 +1,6 @@
-"""Loaders, heads and labels as people have them: what `measure` takes, and what it refuses in one sentence."""
+"""What `measure` finds of a model, the heads, batches and labels that it takes, and what it refuses in one sentence."""
+
+import weakref
 
 import numpy as np
 import pytest
@@ -7,18 +9,115 @@ from torch import nn
 
 import collapsemetrics as metrics
 from collapsemetrics import measure
-from small_network import in_two_processes, network, noisy_network, numbers, samples
+from small_network import in_two_processes, network, numbers, samples
 
 
-def check(row, H, y, head, rel=1e-4):
-    """A row of `measure` against the formulas on the features that go into the head."""
-    H, (means, _), W = H.detach(), metrics.class_means(H.detach(), y), head.weight.detach().flatten(1)
-    assert row["d"] == H.shape[1] and row["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=rel)
-    assert row["nc3"] == pytest.approx(metrics.nc3(W, means).item(), rel=1e-4)
-    assert row["nc4"] == pytest.approx(metrics.nc4(H, W, head.bias, means).item(), abs=0.04)
+def doubles(n=60, seed=0):
+    x, y = samples(n, seed)
+    return x.double(), y
 
 
-# Loaders --------------------------------------------------------------------------------------------------------------
+def batches(x, y, size=7):
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def of_features(H, y, centre="samples"):
+    """What a row of any layer says, from all features at once."""
+    means, of_samples = metrics.class_means(H, y)
+    centred = means - (of_samples if centre == "samples" else means.mean(0))
+    return {
+        "d": H.shape[1],
+        "samples": len(H),
+        "nc1": (metrics.nc1 if centre == "samples" else metrics.dilation)(H, y).item(),
+        "cdnv": metrics.cdnv(H, y).item(),
+        "relative_spread": metrics.relative_spread(H, y),
+        "nc2_etf": metrics.nc2_etf(centred).item(),
+        "nc2_of": metrics.nc2_of(means).item(),
+        "uniformity": metrics.uniformity(centred).item(),
+        "numerical_rank": metrics.numerical_rank(centred).item(),
+        "condition_number": metrics.condition_number(centred, min(len(means) - 1, H.shape[1])).item(),
+    }
+
+
+def of_head(H, y, head, centre="samples"):
+    """What a row says of the features that a head reads."""
+    (means, _), W = metrics.class_means(H, y), head.weight.detach().flatten(1)
+    nc4 = metrics.nc4(H, W, None if head.bias is None else head.bias.detach(), means).item()
+    return of_features(H, y, centre) | {"nc3": metrics.nc3(W, means).item(), "nc4": nc4}
+
+
+def check(row, expected, rel=1e-8):
+    assert {name: row[name] for name in expected} == pytest.approx(expected, rel=rel)
+
+
+class Network(nn.Module):
+    """Layers of every kind: positions, a tuple, one that works in place, one that does not run."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 2)
+        self.norm = nn.BatchNorm2d(6)
+        self.hidden = nn.Linear(6, 5)
+        self.act = nn.ReLU(inplace=True)
+        self.unused = nn.Identity()
+        self.pair = Pair()
+        self.fc = nn.Linear(5, 3)
+        self.norm.eval()  # one part of a model that trains may be frozen
+
+    def forward(self, x):
+        x = self.norm(self.conv(x.reshape(-1, 1, 2, 3))).relu().mean((2, 3))
+        return self.fc(self.act(self.hidden(self.pair(x)[0])))
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, None
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Network().double()
+
+
+@torch.no_grad()
+def layers_of(model, x):
+    model.eval()
+    conv = model.conv(x.reshape(-1, 1, 2, 3))
+    pair = model.norm(conv).relu().mean((2, 3))
+    hidden = model.hidden(pair)
+    return {
+        "conv": conv.mean((2, 3)),
+        "pair": pair,
+        "hidden": hidden,
+        "act": hidden.relu(),
+        "penultimate": hidden.relu(),
+    }
+
+
+# Of a model -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("centre", ["samples", "classes"])
+def test_measures_of_a_model_are_those_of_its_whole_feature_matrix(model, centre):
+    (x, y), (test, labels), outside = doubles(50), doubles(40, seed=1), -doubles(30)[0]
+    features, of_test, of_outside = (layers_of(model, given) for given in (x, test, outside))
+    loaders = {
+        "test_loader": batches(test, labels),
+        "outside_loader": [(part, torch.full((10,), -100)) for part in outside.split(10)],
+    }
+    found = measure(model, batches(x, y), features, nc4=True, centre=centre, **loaders)
+    assert [row["layer"] for row in found] == list(features)
+    for row, (name, H) in zip(found, features.items(), strict=True):
+        expected = of_head(H, y, model.fc, centre) if name == "penultimate" else of_features(H, y, centre)
+        expected["dilation"] = of_features(of_test[name], labels, centre)["nc1"]
+        expected["nc5"] = metrics.nc5(metrics.class_means(H, y)[0], of_outside[name].mean(0)).item()
+        check(row, expected)
+    assert all(row["nc3"] is row["nc4"] is None for row in found[:-1])
+    (alone,) = measure(model, iter(batches(x, y)), centre=centre)
+    assert numbers(alone) == {name: found[-1][name] for name in numbers(alone)} and "dilation" not in alone
+    (flat,) = measure(model, lambda: iter(batches(x, y)), "conv", reduce="flatten", centre=centre)
+    check(flat, of_features(model.conv(x.reshape(-1, 1, 2, 3)).detach().flatten(1), y, centre))
 
 
 def test_everything_comes_from_one_pass_unless_features_are_too_many(monkeypatch):
@@ -26,19 +125,78 @@ def test_everything_comes_from_one_pass_unless_features_are_too_many(monkeypatch
     passed = []
 
     def augmented():
-        for x, y in zip(samples()[0], samples()[1], strict=True):
+        for x, y in batches(*samples(), 1):
             passed.append(y)
-            yield x[None] + torch.randn(6), y[None]
+            yield x + torch.randn(6), y
 
     found = measure(network(), augmented, nc4=True)
     assert len(passed) == 60 and found[0]["nc4"] is not None
-    again = measure(network(), [samples()], nc4=True)[0]["nc4"]
+    nc4 = measure(network(), [samples()], nc4=True)[0]["nc4"]
     monkeypatch.setattr("collapsemetrics.network.KEPT", 100)
     measure(network(), augmented, nc4=True)
     assert len(passed) == 60 + 120
-    assert measure(network(), [samples()], nc4=True)[0]["nc4"] == again
+    assert measure(network(), [samples()], nc4=True)[0]["nc4"] == nc4
     with pytest.raises(ValueError, match="nc4 of so many features needs a second pass"):
         measure(network(), iter([samples()]), nc4=True)
+
+
+def test_no_batch_and_no_feature_is_kept(model):
+    """Of whatever a layer has returned, and of every batch, no more than the last is alive when the next is made."""
+    made, alive = [], []
+    for layer in (model.conv, model.hidden, model.act):
+        layer.register_forward_hook(lambda module, inputs, output: made.append(weakref.ref(output)))
+
+    def generate():
+        for x, y in batches(*doubles(40), 4):
+            alive.append(sum(reference() is not None for reference in made))
+            batch = x.clone()
+            made.append(weakref.ref(batch))
+            yield batch, y
+            del batch
+
+    measure(model, generate, ["conv", "hidden", "act", "penultimate"], nc4=True)
+    assert max(alive) <= 1 and len(made) == 43  # of ten batches, and of the first once more, which shows the head
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_model_is_left_as_it_was_found_even_if_it_breaks(model, breaks):
+    model.train()
+    model.norm.eval()
+    if breaks:
+        model.act = Broken()
+    modes = {name: module.training for name, module in model.named_modules()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    if breaks:
+        with pytest.raises(RuntimeError, match="broken"):
+            measure(model, [doubles()], ["conv", "penultimate"])
+    else:
+        measure(model, [doubles()], ["conv", "penultimate"], nc4=True)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+class Caching(nn.Linear):
+    """Keeps a tensor for later at its first pass, as models with position tables do."""
+
+    table = None
+
+    def forward(self, x):
+        self.table = torch.ones_like(x[:1]) if self.table is None else self.table
+        return super().forward(x * self.table)
+
+
+def test_a_model_can_be_trained_on_with_what_it_kept_from_the_measurement():
+    (x, y), model = samples(), Caching(6, 3)
+    measure(model, [(x, y)])
+    model(x.requires_grad_()).sum().backward()
+    assert model.weight.grad is not None
 
 
 # The head -------------------------------------------------------------------------------------------------------------
@@ -61,33 +219,62 @@ class HeadFirst(nn.Module):
         return self.wrap(scores)
 
 
-@pytest.mark.parametrize("K", [None, 3])
-@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: (s, None), lambda s: {"loss": None, "logits": s}])
-def test_the_head_is_the_module_whose_output_is_the_models(wrap, K):
-    torch.manual_seed(0)
-    model, (x, y) = HeadFirst(wrap), samples()
-    found = measure(model, [(x, y)], nc4=True, K=K, centre="samples")
-    assert found.head == "head" and "the head is 'head'" in str(found)
-    check(found[0], model.backbone(x), y, model.head)
-    assert measure(model, [(x, y)], head=model.head)[0] == measure(model, [(x, y)], head="head")[0]
+class Overwriting(nn.Sequential):
+    """Changes the features in place after its head has read them."""
+
+    def forward(self, x):
+        scores = self[1](h := self[0](x))
+        h.relu_()
+        return scores
 
 
-def test_a_model_whose_output_is_no_modules_needs_the_name():
+def convolutional(*last):
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 5, 2), nn.ReLU(), *last, nn.Flatten())
+
+
+POOL = nn.AdaptiveAvgPool2d(1)
+
+
+@pytest.mark.parametrize(
+    "model, features, head",
+    [
+        (nn.Linear(6, 3), lambda model, x: x, ""),
+        (HeadFirst(), lambda model, x: model.backbone(x), "head"),
+        (HeadFirst(lambda scores: (scores, None)), lambda model, x: model.backbone(x), "head"),
+        (HeadFirst(lambda scores: {"loss": None, "logits": scores}), lambda model, x: model.backbone(x), "head"),
+        (Overwriting(nn.Linear(6, 8), nn.Linear(8, 3)), lambda model, x: model[0](x), "1"),
+        (convolutional(POOL, nn.Conv2d(5, 3, 1)), lambda model, x: model[:3](x).mean((2, 3)), "4"),
+        (convolutional(nn.Conv2d(5, 3, 1), POOL), lambda model, x: model[:3](x).mean((2, 3)), "3"),
+    ],
+)
+def test_the_head_is_the_module_whose_output_is_the_models_and_the_features_are_what_it_reads(model, features, head):
+    (x, y), model = doubles(), model.double()
+    module = model.get_submodule(head)
+    found = measure(model, [(x, y)], nc4=True, centre="samples")
+    assert found.head == head and f"the head is {head!r}" in str(found) and "plain" not in str(found)
+    check(found[0], of_head(features(model, x).detach(), y, module))
+    for named in ({"head": head}, {"head": module}, {"K": 3}):
+        assert measure(model, [(x, y)], nc4=True, centre="samples", **named) == found
+
+
+def test_a_model_whose_output_is_no_modules_needs_the_name_and_a_head_that_is_not_plain_is_noted():
+    model = HeadFirst(lambda scores: scores.softmax(1))
     with pytest.raises(ValueError, match="that of no linear layer: name the head"):
-        measure(HeadFirst(lambda scores: scores.softmax(1)), [samples()])
-    assert measure(HeadFirst(lambda scores: scores.softmax(1)), [samples()], head="head").head == "head"
+        measure(model, [samples()])
+    assert measure(model, [samples()], head="head").head == "head"
+    cosine = type("Cosine", (nn.Linear,), {"forward": lambda self, h: nn.functional.normalize(h) @ self.weight.T})
+    assert "'1' is no plain linear layer" in str(measure(nn.Sequential(nn.ReLU(), cosine(6, 3)), [samples()]))
 
 
-@pytest.mark.parametrize("pool_first", [False, True])
-def test_a_convolution_over_single_positions_is_a_head(pool_first):
-    torch.manual_seed(0)
-    pool, head = nn.AdaptiveAvgPool2d(1), nn.Conv2d(5, 3, 1)
-    last = [pool, head, nn.Flatten()] if pool_first else [head, pool, nn.Flatten()]
-    model = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), *last)
-    x, y = torch.randn(30, 1, 6, 6), torch.arange(30) % 3
-    (row,) = found = measure(model, [(x, y)], nc4=True, centre="samples")
-    assert found.head == ("3" if pool_first else "2")
-    check(row, model[:2](x).mean((2, 3)), y, head, rel=1e-3)
+def test_a_head_that_is_named_may_have_other_classes_and_may_be_a_convolution_over_words():
+    model, (x, y) = network().double(), doubles()
+    (row,) = measure(model, [(x, y)], head="0", K=3, centre="samples")
+    check(row, of_features(x, y))
+    assert row["nc3"] is row["duality"] is None
+    body, head = nn.Conv1d(1, 8, 3).double(), nn.Conv1d(8, 3, 1).double()
+    words = nn.Sequential(nn.Unflatten(1, (1, 6)), body, head, nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    (row,) = measure(words, [(x, y)], head="2", nc4=True, centre="samples")
+    check(row, of_head(body(x[:, None]).detach().mean(2), y, head))
 
 
 class LastToken(nn.Module):
@@ -104,87 +291,37 @@ class LastToken(nn.Module):
 
 
 def test_of_a_sequence_classifier_the_token_that_it_takes_is_the_sample():
-    torch.manual_seed(0)
-    model, y = LastToken(), torch.arange(60) % 3
-    tokens, lengths = torch.randn(60, 5, 6) + 2 * torch.eye(3, 6)[y][:, None], torch.randint(1, 6, (60,))
+    model, (x, y) = LastToken().double(), doubles()
+    tokens, lengths = torch.randn(60, 5, 6).double() + x[:, None], torch.randint(1, 6, (60,))
     mask = (torch.arange(5) < lengths[:, None]).long()
     batch = {"tokens": tokens, "attention_mask": mask, "labels": y}
-    H = model.embed(tokens).cumsum(1).detach()
-    pooled = H[torch.arange(60), lengths - 1]
     embedded = model.embed(tokens).detach()
     found = measure(model, [batch], ["penultimate", model.embed], centre="samples")
     assert found.head == "score" and found[1]["layer"] == "embed"
-    assert found[0]["nc1"] == pytest.approx(metrics.nc1(pooled.double(), y).item(), rel=1e-3)
-    masked = (embedded * mask[..., None]).sum(1) / lengths[:, None]
-    assert found[1]["nc1"] == pytest.approx(metrics.nc1(masked.double(), y).item(), rel=1e-3)
+    check(found[0], of_features(embedded.cumsum(1)[torch.arange(60), lengths - 1], y))
+    check(found[1], of_features((embedded * mask[..., None]).sum(1) / lengths[:, None], y))
 
-    def shown(h, inputs):
-        return (h * inputs["attention_mask"][..., None]).sum(1) / inputs["attention_mask"].sum(1, keepdim=True)
+    def first(h, inputs):
+        return h[:, 0] * inputs["attention_mask"][:, :1]
 
-    (row,) = measure(model, [batch], "embed", reduce=shown, centre="samples")
-    assert row["nc1"] == pytest.approx(found[1]["nc1"], rel=1e-4)
+    check(measure(model, [batch], "embed", reduce=first, centre="samples")[0], of_features(embedded[:, 0], y))
 
 
-class Overwriting(nn.Sequential):
-    """Changes the features in place after its head has read them."""
-
-    def forward(self, x):
-        scores = self[1](h := self[0](x))
-        h.relu_()
-        return scores
-
-
-def test_features_are_those_that_the_head_has_read():
-    (x, y), model = samples(), Overwriting(nn.Linear(6, 8), nn.Linear(8, 3))
-    check(measure(model, [(x, y)], nc4=True)[0], model[0](x), y, model[1])
-
-
-class Cosine(nn.Linear):
-    """Scores that are cosines."""
-
-    def forward(self, h):
-        return super().forward(nn.functional.normalize(h))
-
-
-def test_of_a_one_dimensional_convolution_the_channels_are_features_and_what_a_weight_alone_does_not_say_is_noted():
+def test_a_transformer_is_hooked_by_name_with_and_without_compilation():
     torch.manual_seed(0)
-    x, y = samples()
-    body, head = nn.Conv1d(1, 8, 3, padding=1), nn.Conv1d(8, 3, 1)
-    wrapped = nn.Sequential(body, nn.ReLU(), head, nn.AdaptiveAvgPool1d(1), nn.Flatten())
-    found = measure(wrapped, [(x[:, None], y)], head="2", nc4=True)
-    check(found[0], body(x[:, None]).relu().mean(2), y, head)
-    assert "plain" not in str(found)
-    plain, cosine = nn.Sequential(nn.Linear(6, 8), nn.ReLU()), Cosine(8, 3)
-    assert "'1' is no plain linear layer" in str(measure(nn.Sequential(plain, cosine), [(x, y)]))
-
-
-def test_too_few_samples_are_noted_with_more_classes_than_dimensions_too_and_in_the_test_set():
-    y = torch.arange(600) % 30
-    x = torch.randn(600, 10, generator=torch.Generator().manual_seed(0))
-    few = "too few samples of a class for their NC1"
-    apart = x + 50 * torch.randn(30, 10, generator=torch.Generator().manual_seed(1))[y]
-    assert few in str(measure(nn.Linear(10, 30), [(x, y)])) and few not in str(measure(nn.Linear(10, 30), [(apart, y)]))
-    (x, y), test = samples(), "too few test samples of a class for dilation"
-    assert test in str(measure(network(), [(x, y)], test_loader=[(x[:3], y[:3])]))
-
-
-# Dilation -------------------------------------------------------------------------------------------------------------
-
-
-def test_dilation_is_nc1_of_the_test_features_of_every_layer_and_a_column_where_it_was_asked_for():
-    model, (x, y), layers = noisy_network().eval(), samples(seed=1), ["0", "1", "penultimate"]
-    found = measure(model, [samples()], layers, test_loader=[(x[:25], y[:25]), (x[25:], y[25:])])
+    block = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(block, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(12, 3))
+    (x, y), names, model = doubles(), ["0.layers.0", "0.layers.1.linear1", "penultimate"], model.double()
+    loader = [(torch.stack([x, x + 1], 1), y)]
+    found = measure(model, loader, names, centre="samples")
     with torch.no_grad():
-        hidden = model[0](x)
-        features = [hidden, model[1](hidden), model[1](hidden).relu()]
-    for row, H in zip(found, features, strict=True):
-        assert row["dilation"] == pytest.approx(metrics.dilation(H.double(), y).item(), rel=1e-5)
-    without = measure(model, [samples()], layers)
-    assert "dilation" not in str(without) and "\ndilation  " in str(found)
-    assert [row | {"dilation": None} for row in found] == [row | {"dilation": None} for row in without]
+        check(found[0], of_features(model.eval()[0].layers[0](loader[0][0]).mean(1), y))
+    compiled = measure(torch.compile(model, backend="eager"), loader, [f"_orig_mod.{n}" for n in names[:2]])
+    plain = measure(model, loader, names[:2])
+    assert [numbers(row) for row in compiled] == [pytest.approx(numbers(row), rel=1e-8) for row in plain]
 
 
-# Batches and features of other shapes ---------------------------------------------------------------------------------
+# Batches and labels ---------------------------------------------------------------------------------------------------
 
 
 class Sum(nn.Module):
@@ -198,114 +335,76 @@ class Sum(nn.Module):
         return self.head(left + right)
 
 
-def test_batches_may_be_dictionaries_and_inputs_may_be_several():
-    (x, y), model = samples(), Sum()
-    (expected,) = measure(model, [(3 * x, y)])
-    for batch in (
-        {"left": x, "right": 2 * x, "labels": y},
-        {"right": x, "label": y, "left": 2 * x},
-        ((x, 2 * x), y),
-        ([2 * x, x], y),
-        ({"left": x, "right": 2 * x}, y),
-    ):
-        (row,) = measure(model, [batch])
-        assert numbers(row) == pytest.approx(numbers(expected), rel=1e-5)
-
-
-class Named(nn.Module):
-    """Gives features a name, or takes it from them."""
-
-    def forward(self, given):
-        return given["last"] if isinstance(given, dict) else {"last": given}
-
-
-def test_a_function_makes_features_of_what_a_layer_gives():
-    x, y = samples()
-    tokens = torch.stack([torch.randn(60, 6), x], 1)
-    identity = nn.Sequential(nn.Identity())
-    (last,) = measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h[:, -1])
-    (expected,) = measure(identity, [(x, y)], "0", K=3)
-    assert last == expected
-    wrapped = nn.Sequential(Named(), Named())
-    assert measure(wrapped, [(x, y)], "0", K=3, reduce=lambda given: given["last"]) == [expected]
-    with pytest.raises(ValueError, match=r"reduce makes shape \(60, 2, 6\) of the layer '0'"):
-        measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h)
-    with pytest.raises(ValueError, match="reduce makes type tuple of the layer '0'"):
-        measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: (h,))
-
-
-def test_a_transformer_is_hooked_by_name_with_and_without_compilation():
-    torch.manual_seed(0)
-    block = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
-    model = nn.Sequential(nn.TransformerEncoder(block, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(12, 3))
-    (x, y), names = samples(), ["0.layers.0", "0.layers.1.linear1", "penultimate"]
-    loader = [(torch.stack([x, x + 1], 1), y)]
-    found = measure(model, loader, names)
-    with torch.no_grad():
-        H = model.eval()[0].layers[0](loader[0][0]).mean(1)
-    assert found[0]["nc1"] == pytest.approx(metrics.nc1(H.double(), y).item(), rel=1e-4)
-    compiled = measure(torch.compile(model, backend="eager"), loader, [f"_orig_mod.{n}" for n in names[:2]])
-    assert [row["nc1"] for row in compiled] == pytest.approx([row["nc1"] for row in found[:2]], rel=1e-5)
-
-
-# Labels ---------------------------------------------------------------------------------------------------------------
+x, y = samples()
 
 
 @pytest.mark.parametrize(
-    "form", [lambda y: y.tolist(), lambda y: y.numpy(), lambda y: y.int(), lambda y: y.numpy().astype(np.uint8)]
+    "batch",
+    [
+        ((x, 2 * x), y),
+        ([2 * x, x], y),
+        ({"left": x, "right": 2 * x}, y),
+        *({"left": x, key: y, "right": 2 * x} for key in ("labels", "label", "label_ids", "target", "targets", "y")),
+        *((3 * x, form) for form in (y.tolist(), y.numpy(), y.int(), y.numpy().astype(np.uint8))),
+    ],
+    ids=str,
 )
-def test_labels_may_be_lists_and_arrays(form):
-    x, y = samples()
-    assert measure(network(), [(x, form(y))])[0] == measure(network(), [(x, y)])[0]
+def test_a_batch_has_one_input_or_several_and_its_labels_in_one_of_many_forms(batch):
+    model = Sum()
+    (expected,) = measure(model, [(3 * x, y)])
+    assert numbers(measure(model, [batch])[0]) == pytest.approx(numbers(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("key", ["labels", "label", "label_ids", "target", "targets", "y", "klass"])
-def test_labels_may_have_several_keys_in_a_batch(key):
-    (x, y), model = samples(), Sum()
-    given = {"label_key": "klass"} if key == "klass" else {}
-    assert measure(model, [{"left": x, key: y}], **given)[0] == measure(model, [(x, y)])[0]
+def test_labels_under_a_key_of_ones_own_need_its_name():
+    model, batch = Sum(), {"left": x, "kind": y}
+    assert measure(model, [batch], label_key="kind")[0] == measure(model, [(x, y)])[0]
     with pytest.raises(ValueError, match="entries left, kind; say which are the labels: label_key"):
-        measure(model, [{"left": x, "kind": y}])
+        measure(model, [batch])
+
+
+def test_a_function_makes_features_of_what_a_layer_gives():
+    tokens, identity = torch.stack([torch.randn(60, 6), x], 1), nn.Sequential(nn.Identity())
+    expected = measure(identity, [(x, y)], "0", K=3)
+    assert measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h[:, -1]) == expected
+    averaged = torch.stack([x - 1, x + 1], 1)  # what no function reduces is averaged over its positions
+    assert numbers(measure(identity, [(averaged, y)], "0", K=3)[0]) == pytest.approx(numbers(expected[0]), rel=1e-4)
+    with pytest.raises(ValueError, match=r"reduce makes shape \(60, 2, 6\) of the layer '0'"):
+        measure(identity, [(tokens, y)], "0", K=3, reduce=lambda h: h)
 
 
 def test_samples_with_the_label_that_losses_ignore_are_left_out():
-    x, y = samples()
     ignored = torch.where((torch.arange(60) % 5 == 0) | (torch.arange(60) < 7), -100, y)  # the first batch is empty
-    batches = list(zip(x.split(7), ignored.split(7), strict=True))
-    found = measure(network(), batches, nc4=True)[0]
+    found = measure(network(), batches(x, ignored), nc4=True)[0]
     expected = measure(network(), [(x[ignored >= 0], y[ignored >= 0])], nc4=True)[0]
     assert found["samples"] == 43 and numbers(found) == pytest.approx(numbers(expected), rel=1e-5)
 
 
 def test_a_class_that_does_not_occur_is_named_or_skipped():
-    torch.manual_seed(0)
-    model, (x, y) = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1000)), samples()
-    y = torch.tensor([3, 5, 998])[y]
-    message = r"class 0 has no sample: the head '2' has 1000 rows, K is 1000, and labels seen are 3, 5, 998; give K, or"
-    with pytest.raises(ValueError, match=message):
+    model, seen = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1000)), torch.tensor([3, 5, 998])
+    y = seen[samples()[1]]
+    with pytest.raises(ValueError, match="class 0 has no sample: K is 1000 .*, and labels seen are 3, 5, 998; give K"):
         measure(model, [(x, y)])
-    found = measure(model, [(x, y)], missing="skip", nc4=True, test_loader=[(x, y)])
+    found = measure(model, [(x, y)], missing="skip", nc4=True, test_loader=[(x[y > 3], y[y > 3])])
     small = nn.Sequential(model[0], model[1], nn.Linear(8, 3))
-    small[2].weight.data, small[2].bias.data = (part.data[[3, 5, 998]] for part in (model[2].weight, model[2].bias))
-    expected = numbers(measure(small, [samples()], nc4=True, test_loader=[samples()])[0])
+    small[2].weight.data, small[2].bias.data = model[2].weight.data[seen], model[2].bias.data[seen]
+    (expected,) = measure(small, [samples()], nc4=True)
     assert found.K == 3 and "3 classes of 20 samples" in str(found) and found[0]["nc1_chance"] > 0
+    check(found[0], numbers(expected), rel=1e-5)
     assert "997 of 1000 classes have no sample and are left out" in found.notes
-    others = measure(model, [(x, y)], missing="skip", test_loader=[(x[y > 3], y[y > 3])])
-    assert "the test samples are of 2 classes, and not of the same" in others.notes
-    assert {name: found[0][name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert "the test samples are of 2 classes, and not of the same" in found.notes
 
 
-# Outside samples and centres ------------------------------------------------------------------------------------------
+# Notes and centres ----------------------------------------------------------------------------------------------------
 
 
-def test_nc5_is_the_cosine_of_the_class_means_to_the_mean_of_outside_samples():
-    model, (x, y) = network(), samples()
-    outside = torch.randn(50, 6)
-    (row,) = measure(model, [(x, y)], outside_loader=[(part, torch.full((10,), -100)) for part in outside.split(10)])
-    H, out = model[:2](x).detach().double(), model[:2](outside).detach().double().mean(0)
-    means = metrics.class_means(H, y)[0]
-    expected = np.mean([abs(mean @ out) / mean.norm() / out.norm() for mean in means])
-    assert row["nc5"] == pytest.approx(expected, rel=1e-5)
+def test_too_few_samples_are_noted_with_more_classes_than_dimensions_too_and_in_the_test_set():
+    y = torch.arange(600) % 30
+    x = torch.randn(600, 10, generator=torch.Generator().manual_seed(0))
+    few = "too few samples of a class for their NC1"
+    apart = x + 50 * torch.randn(30, 10, generator=torch.Generator().manual_seed(1))[y]
+    assert few in str(measure(nn.Linear(10, 30), [(x, y)])) and few not in str(measure(nn.Linear(10, 30), [(apart, y)]))
+    (x, y), test = samples(), "too few test samples of a class for dilation"
+    assert test in str(measure(network(), [(x, y)], test_loader=[(x[:3], y[:3])]))
 
 
 def test_class_means_are_centred_where_one_says():
@@ -319,6 +418,19 @@ def test_class_means_are_centred_where_one_says():
     assert "unequal classes" in str(classes) and "unequal" not in str(measure(model, [(corners, torch.arange(4))]))
 
 
+def test_measures_print_as_a_table_to_three_digits_and_show_as_one(model):
+    found = measure(model, [doubles(40)], ["conv", "penultimate"])
+    found[0]["layer"] = "a<b"
+    *lines, note = (line for line in str(found).splitlines() if "few samples" not in line)
+    assert lines[0].split() == ["layer", "a<b", "penultimate"] and len({len(line) for line in lines}) == 1
+    rows = {name: values for name, *values in map(str.split, lines)}
+    assert list(rows) == [name for name in found[1] if found[1][name] is not None]
+    assert rows["samples"] == ["40", "40"] and rows["nc3"][0] == "-"
+    assert float(rows["nc1"][1]) == pytest.approx(found[1]["nc1"], rel=6e-3)
+    assert note == "(3 classes of 13 to 14 samples; the head is 'fc'; centred at the mean of the class means)"
+    assert "a&lt;b" in found._repr_html_() and found._repr_html_().count("<tr>") == len(lines)
+
+
 # Several processes ----------------------------------------------------------------------------------------------------
 
 
@@ -328,10 +440,43 @@ def all_of(x, y, **options):
 
 
 def test_two_processes_measure_what_one_does(tmp_path):
-    x, y = samples()
-    y[:11] = y[:11].clamp(max=1)  # the first process has no sample of one class
-    shares = [(x[part], y[part]) for part in (slice(0, 11), slice(11, 60))]
+    y = torch.cat([samples()[1][:11].clamp(max=1), samples()[1][11:]])  # the first has no sample of one class
+    shares = [(x[:11], y[:11]), (x[11:], y[11:])]
     for rows in in_two_processes(lambda rank: all_of(*shares[rank], group=torch.distributed.group.WORLD), tmp_path):
         for row, alone in zip(rows, all_of(x, y), strict=True):
             assert row["layer"] == alone["layer"] and row["nc1_chance"] > 1
             assert numbers(row) == pytest.approx(numbers(alone), rel=1e-6)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+identity, wide = nn.Sequential(nn.Identity()), torch.ones(3, 9000)
+few, labels = doubles(3)
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"layers": "hiden"}, "module = 'hiden': one of 'penultimate', 'conv', .*; did you mean 'hidden'"),
+        ({"layers": "unused"}, "'unused' does not run"),
+        ({"head": "act"}, "head 'act'"),
+        ({"centre": "class"}, "centre = 'class'"),
+        ({"K": 4}, "class 3 has no sample"),
+        ({"K": 4, "nc4": True}, "nc4"),
+        ({"loader": []}, "^the loader has no batch"),
+        ({"test_loader": []}, "test_loader: the loader has no batch"),
+        ({"loader": [few]}, "a batch is no .x, y., but has shape"),
+        ({"loader": [(few, labels), None, (few, labels)]}, "a batch is no .x, y., but has type NoneType"),
+        ({"loader": [(few, labels), (few * float("nan"), labels)]}, "'penultimate', batch 1: H has 15 entries"),
+        ({"loader": [(few, ["cat"] * 3)]}, r"words: give their numbers 0..K-1, as \[names.index"),
+        ({"loader": [(few, torch.zeros(3, 2).long())]}, r"shape \(3, 2\); one label for each of 3 samples"),
+        ({"loader": [(few, labels + 1)]}, "labels 1 to 3; they are 0..2"),
+        ({"test_loader": [(few[:2], labels[:2])]}, "test_loader: class 2 has no sample"),
+        ({"model": nn.Linear(6, 1).double()}, "one row: .* K=2"),
+        ({"model": identity}, "name the head"),
+        ({"model": identity, "loader": [(wide, labels)], "layers": "0", "K": 3}, "'0'.* reduce"),
+    ],
+)
+def test_what_cannot_be_measured_of_a_model_is_said(model, options, named):
+    with pytest.raises(ValueError, match=named):
+        measure(**{"model": model, "loader": [(few, labels)], **options})

@@ -74,11 +74,10 @@ def features(
         ({"drift": 100.0}, 1e-5),
         ({"drift": 100.0, "order": "classes", "dtype": torch.float64}, 1e-10),
         ({"outlier": 1e6}, 1e-5),
-        ({"dtype": torch.float16}, 1e-5),
         ({"dtype": torch.bfloat16}, 1e-5),
-        ({"offset": 1e3, "spread": 1e-4, "apart": 1.0}, 1e-4),  # a few steps of float32
-        ({"offset": 1e3, "spread": 1e-4, "apart": 1.0, "order": "classes"}, 1e-4),
-        *(({"scale": scale}, 1e-5) for scale in (1e-30, 1e-20, 1e20, 1e30)),  # squares that float32 cannot hold
+        ({"offset": 1e3, "spread": 1e-4, "apart": 1.0, "order": "classes"}, 1e-4),  # a few steps of float32
+        ({"scale": 1e-30}, 1e-5),  # squares that float32 cannot hold
+        ({"scale": 1e30}, 1e-5),
     ],
     ids=str,
 )

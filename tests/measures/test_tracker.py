@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import collapsemetrics as metrics
 from collapsemetrics import Tracker, measure
@@ -27,17 +27,10 @@ def tracker():
     return tracker
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from zip(*samples(), strict=True)
-
-
 def loader_of(kind):
     """Shuffled by the global generator, one of its own, with persistent workers, in batches; and in fixed order."""
     data, generator = TensorDataset(*samples()), torch.Generator().manual_seed(3)
     workers = {"num_workers": 1, "persistent_workers": True}
-    if kind == "stream":
-        return DataLoader(Stream(), batch_size=6, **workers)
     if kind == "batches":  # the generator lies deeper than in the loader
         sampler = BatchSampler(RandomSampler(data, generator=generator), 6, False)
         return DataLoader(data, batch_sampler=sampler, **workers)
@@ -63,7 +56,7 @@ def trained(kind, tracked):
     return model.state_dict()
 
 
-@pytest.mark.parametrize("kind", ["global", "own", "workers", "batches", "stream"])
+@pytest.mark.parametrize("kind", ["global", "own", "workers", "batches"])
 def test_training_is_the_same_to_the_last_bit_whether_it_is_tracked_or_not(kind):
     tracked, alone = trained(kind, True), trained(kind, False)
     assert all(torch.equal(tracked[name], alone[name]) for name in alone)
