@@ -5,7 +5,7 @@
 # make test    run the suite                  make lab     open the chapters in JupyterLab
 # make bench   measure what is claimed fast   make status  say what is stale and why
 # make pdf     print the built site into one file, and a poster, beside its pages (needs a Chromium)
-# make lint    check the code's form          make clean   remove _build
+# make lint    check form and spelling         make clean   remove _build
 # make diff    say which verdicts and values changed since the last release, or an older build (OLD=claims.json)
 # make data    download the image sets (DATA="mnist fashion_mnist cifar10 svhn")
 # make constraints   renew constraints.txt, which pins what the packages of requirements.txt bring along
@@ -48,11 +48,11 @@ bench: $(VENV)/.ready
 	@$(python) -m bench $$BOOK_BENCH
 
 lint: $(VENV)/.ready
-	@$(python) -m ruff check . && $(python) -m ruff format --check . && "$$VENV"/bin/lint-imports --no-cache
+	@$(python) -m ruff check . && $(python) -m ruff format --check . && "$$VENV"/bin/lint-imports --no-cache && \
+	  "$$VENV"/bin/codespell
 
 lab: $(VENV)/.ready-lab
-	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab \
-	  --ContentsManager.pre_save_hook=lib.book.lab.keep_form $$BOOK_LAB chapters
+	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab $$BOOK_LAB chapters
 
 # In a folder of its own, which is new; with the oldest Python, since its pins are to be there for every later one.
 constraints:

@@ -1,7 +1,6 @@
 """Figures are legible on both themes, drawn the same way every time, and need nothing from elsewhere."""
 
 import base64
-import io
 import json
 import re
 from types import SimpleNamespace
@@ -71,12 +70,6 @@ def test_many_marks_are_drawn_as_pixels():
     assert [ax.collections[0].get_rasterized() for ax in axes] == [False, True]
 
 
-def transparent_corner(png):
-    """Whether the uppermost pixel on the left of a picture shows the page."""
-    picture = plt.imread(io.BytesIO(png))
-    return picture.shape[2] == 4 and picture[0, 0, 3] == 0
-
-
 @given(st.integers(1, 9), st.integers(1, 4))
 @settings(max_examples=15, deadline=None)
 def test_panels_gives_as_many_axes_as_asked_for_and_they_do_not_overlap(n, columns):
@@ -117,26 +110,6 @@ def test_a_line_is_labelled_in_its_colour_where_it_runs():
     inside, end = figures.along(line, "inside", 0.9), figures.along(line, "end")
     assert (inside.xy, end.xy) == ((1, 6), (2, 7))
     assert inside.get_color() == end.get_color() == line.get_color()
-
-
-def moving_point(frames, alt):
-    fig, (ax,) = figures.panels(1, size=(1.0, 1.0))
-    (line,) = ax.plot([0], [0], "o")
-    ax.set(xlim=(-1, 5), ylim=(-1, 1))
-    return figures.animation(fig, lambda frame: line.set_data([frame], [0]), frames, alt).data
-
-
-def test_an_animation_is_one_piece_of_html_that_asks_nobody_and_the_same_every_time():
-    html, again = (moving_point(4, 'A point moves "right" < it stops') for _ in range(2))
-    assert html == again
-    assert not re.search(r"https?://|//maxcdn|<link|src=\"(?!data:)", html)
-    assert "fa-" not in html
-    assert 'alt="A point moves &quot;right&quot; &lt; it stops"' in html
-    frames = re.findall(r'frames\[\d+\] = "data:image/png;base64,([^"]*)"', html)
-    assert len(frames) == len(set(frames)) == 4
-    assert all(transparent_corner(base64.b64decode(frame.replace("\\\n", ""))) for frame in frames)
-    assert all(f'aria-label="{label}"' in html for label in ("Play", "Pause", "Frame"))
-    assert not plt.get_fignums()
 
 
 def states(html):

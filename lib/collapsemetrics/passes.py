@@ -20,7 +20,7 @@ from . import _checks as checks
 Loader = Iterable | Callable[[], Iterable]
 Layer = str | nn.Module
 Layers = Layer | Iterable[Layer] | None
-#: What :func:`measure` calls the input of the head.
+#: What :func:`~collapsemetrics.measure` calls the input of the head.
 PENULTIMATE = "penultimate"
 LABELS = ("labels", "label", "label_ids", "targets", "target", "y")  # keys under which a batch may hold its labels
 IGNORED = -100  # the label that PyTorch's and transformers' losses leave out

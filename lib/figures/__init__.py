@@ -5,18 +5,11 @@ their text takes the colour of the page (`lib.book.site.assets`).
 A figure function takes data and an axis and returns the axis.
 """
 
-import hashlib
 import math
-import re
-import tempfile
-from html import escape
-from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from IPython.display import HTML
-from matplotlib.animation import FuncAnimation, HTMLWriter
 from matplotlib_inline.config import InlineBackend
 
 #: The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
@@ -39,7 +32,7 @@ MARKERS = ["o", "s", "^", "D", "v", "P"]
 #: For axes, texts and anything shown only for comparison, legible on a white and on a dark page.
 GREY = COLORS["grey"]
 
-#: One look for each thing throughout the book: keywords for `ax.plot`. Computed values are drawn solid, printed or
+#: One look for each thing throughout the book, as keywords for `ax.plot`. Computed values are drawn solid, printed or
 #: predicted ones dashed or dotted.
 LOOK = {
     "measured": {"color": COLORS["blue"], "linestyle": "-"},
@@ -52,7 +45,7 @@ LOOK = {
     "graph solution": {"color": COLORS["green"], "linestyle": ":"},
 }
 
-#: More marks than this are drawn as pixels inside a figure (``rasterized=True``): each weighs a tenth of a kilobyte.
+#: More marks than this are drawn as pixels in a figure (``rasterized=True``), since each weighs a tenth of a kilobyte.
 MANY = 400
 
 #: One colour per layer or block, from the first to the last.
@@ -88,7 +81,6 @@ _STYLE = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "image.cmap": "cividis",
-    "animation.embed_limit": 40,
     "svg.hashsalt": "the same figure gives the same file",
 }
 
@@ -167,7 +159,7 @@ def pca_scatter(ax, points, labels, size=22, basis=None, origin=False):
     """Scatter points (N, d) in the plane of their first two principal components, coloured by concept.
 
     labels: (N,) integers from 0, one colour and marker each. size: marker area. basis: what `pca` returned, to draw
-    several clouds in one plane (the frames of an animation, say). origin: mark where the zero vector lands. The two
+    several clouds in one plane. origin: mark where the zero vector lands. The two
     axes have the same scale. Returns ax.
     """
     points, labels = to_numpy(points).astype(float), to_numpy(labels).astype(int)
@@ -201,52 +193,3 @@ def gram(ax, vectors):
     ax.set(xticks=[], yticks=[])
     ax.figure.colorbar(image, ax=ax, shrink=0.8).outline.set_visible(False)
     return ax
-
-
-_SYMBOLS = {
-    "fa fa-minus": "−",
-    "fa fa-fast-backward": "|‹",
-    "fa fa-step-backward": "‹",
-    "fa fa-play fa-flip-horizontal": "◀︎",
-    "fa fa-pause": "❚❚",
-    "fa fa-play": "▶︎",
-    "fa fa-step-forward": "›",
-    "fa fa-fast-forward": "›|",
-    "fa fa-plus": "+",
-}
-
-
-def animation(fig, update, frames, alt, fps=12, dpi=110):
-    """An animation as one piece of HTML that plays in the page without a network.
-
-    update(frame) redraws fig for each of `frames` (a number or a sequence). alt: the message of the animation, for
-    those who cannot see it. The figure is closed, so that it is not shown a second time. The player is matplotlib's,
-    without the icon font that it would fetch from elsewhere, and with names that depend on the frames alone, so that
-    the same frames give the same HTML.
-    """
-    player = FuncAnimation(fig, update, frames)
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "player.html"
-        player.save(page, _TransparentFrames(fps, embed_frames=True, default_mode="once"), dpi=dpi)
-        html = page.read_text(encoding="utf-8")
-    plt.close(fig)
-    return HTML(_offline(html, escape(alt)))
-
-
-class _TransparentFrames(HTMLWriter):
-    """matplotlib's player; matplotlib paints every frame on white, which a dark page would show as a white box."""
-
-    def grab_frame(self, **options):
-        super().grab_frame(**{**options, "facecolor": "none", "transparent": True})
-
-
-def _offline(html, alt):
-    """matplotlib's player with text for icons, alt text, a picture before JavaScript, and nothing from other sites."""
-    html = re.sub(r"<link\b[^>]*>|<style>.*?</style>", "", html, flags=re.DOTALL)  # the book's own style sheet has this
-    html = re.sub(r'<i class="([^"]*)"></i>', lambda found: _SYMBOLS[found[1]], html)
-    html = html.replace('type="range"', 'type="range" aria-label="Frame"')
-    pictures = re.findall(r'frames\[\d+\] = "([^"]*)"', html)
-    first = pictures[0].replace("\\\n", "")
-    html = html.replace("<img ", f'<img alt="{alt}" src="{first}" ')
-    name = re.search(r'_anim_img(\w+)"', html)[1]
-    return html.replace(name, hashlib.sha256("".join([*pictures, alt]).encode()).hexdigest())

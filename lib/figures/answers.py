@@ -47,7 +47,7 @@ def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9)):
     parts, states = {}, []  # what several states share is written only once
 
     def part(content):
-        return parts.setdefault(json.dumps(content, ensure_ascii=False, separators=(",", ":")), len(parts))
+        return parts.setdefault(_json(content), len(parts))
 
     for values in itertools.product(*controls.values()):
         for ax in axes:
@@ -60,17 +60,23 @@ def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9)):
                 told = part(_told(artist, controls))
                 numbers += [part({**at, "look": part(look), "told": told}) for look, at in _layers(ax, artist)]
     plt.close(fig)
-    inputs = []
-    for label, values in controls.items():
-        kind = "box" if isinstance(values[0], bool) else "list" if isinstance(values[0], str) else "slider"
-        words = [value if isinstance(value, str) else f"{value:g}" for value in values]
-        inputs.append({"label": label, "kind": kind, "values": words})
-        inputs[-1]["start"] = list(values).index(start.get(label, values[0]))
-    rest = json.dumps({"figure": name, "controls": inputs, "states": states}, ensure_ascii=False, separators=(",", ":"))
+    inputs = [_control(label, list(values), start) for label, values in controls.items()]
+    rest = _json({"figure": name, "controls": inputs, "states": states})
     text = f'{rest[:-1]},"parts":[{",".join(parts)}]}}'.replace("</", r"<\/")
     if "$" in text:
         raise ValueError(f"{name} has TeX: {text[max(text.index('$') - 40, 0) : text.index('$') + 40]!r}")
     return HTML(f'<script type="application/json" class="answering">{text}</script>')
+
+
+def _json(content):
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def _control(label, values, start):
+    """The kind of a control, its values as words, and the number of the one that it begins with."""
+    kind = "box" if isinstance(values[0], bool) else "list" if isinstance(values[0], str) else "slider"
+    words = [value if isinstance(value, str) else f"{value:g}" for value in values]
+    return {"label": label, "kind": kind, "values": words, "start": values.index(start.get(label, values[0]))}
 
 
 # What a figure function has drawn, for the script ---------------------------------------------------------------------
@@ -126,60 +132,81 @@ def _color(color, alpha=None):
 
 def _layers(ax, artist):
     """(look, shape) of what the script draws for an artist: the look holds what stays when the artist moves."""
-
-    def packed(points):  # 16-bit integers, the least significant byte first
-        return base64.b64encode(points.astype("<i2").tobytes()).decode()
-
-    def marks(points, path, filled, color, size):
-        look = {"kind": "marks", "color": color, "path": _svg_path(path, size), "filled": filled}
-        return look, {"at": packed(points)}
-
-    alpha = artist.get_alpha()
     if artist in ax.images:
-        values, (left, right, bottom, top) = np.ma.filled(artist.get_array().astype(float), np.nan), artist.get_extent()
-        corners = [(left, top), (right, bottom)] if artist.origin == "upper" else [(left, bottom), (right, top)]
-        limits = [float(f"{limit:.4g}") for limit in artist.get_clim()]
-        colors = [to_hex(artist.to_rgba(value)) for value in np.linspace(*limits, 65)]
-        numbers = [None if math.isnan(value) else float(f"{value:.3g}") for value in values.ravel()]
-        box = _places(ax, corners, ax.transData).ravel().astype(int).tolist()
-        shape = {"box": box, "columns": values.shape[1], "values": numbers}
-        yield {"kind": "cells", "colors": colors, "limits": limits}, shape
-    elif artist in ax.texts:
-        look = {"kind": "text", "color": _color(artist.get_color(), alpha), "size": round(artist.get_fontsize(), 1)}
-        look["anchor"] = {"left": "start", "right": "end"}.get(artist.get_ha(), "middle")
-        look["shift"] = {"top": 0.8, "bottom": -0.2, "baseline": 0}.get(artist.get_va(), 0.35)
-        look["turn"] = -round(artist.get_rotation())
-        place = _places(ax, [artist.get_position()], artist.get_transform())
-        yield look, {"at": packed(place), "text": artist.get_text()}
-    elif isinstance(artist, PathCollection):  # a scatter plot of one colour and marker
-        points = _places(ax, artist.get_offsets(), artist.get_offset_transform())
-        path, face = artist.get_paths()[0], artist.get_facecolor()
-        filled = len(face) > 0 and Path.CLOSEPOLY in path.codes
-        color = _color(face[0] if filled else artist.get_edgecolor()[0], alpha)
-        yield marks(points, path, filled, color, artist.get_sizes()[0] ** 0.5)
-    elif artist in ax.lines:
-        points = _places(ax, artist.get_xydata(), artist.get_transform())
-        points = points[np.isfinite(points).all(1)]
-        if artist.get_linestyle() not in ("None", "none", "", " "):
-            look = {"kind": "line", "color": _color(artist.get_color(), alpha), "width": artist.get_linewidth()}
-            look["dash"] = {"--": "7 4", ":": "2 3", "-.": "7 3 2 3"}.get(artist.get_linestyle(), "")
-            yield look, {"at": packed(points)}
-        if artist.get_marker() not in ("None", None, ""):
-            style = MarkerStyle(artist.get_marker())
-            path, filled = style.get_path().transformed(style.get_transform()), style.is_filled()
-            face = artist.get_markerfacecolor() if filled else artist.get_markeredgecolor()
-            filled = filled and str(face) != "none"
-            color = _color(face if filled else artist.get_markeredgecolor(), alpha)
-            yield marks(points, path, filled, color, artist.get_markersize())
-    else:  # patches, and what is filled between lines
-        paths = artist.get_paths() if hasattr(artist, "get_paths") else [artist.get_path()]
-        face, edge = (np.atleast_2d(color) for color in (artist.get_facecolor(), artist.get_edgecolor()))
-        look = {"kind": "area", "fill": _color(face[0]) if face.size else ["none", 0]}
-        look["color"] = _color(edge[0]) if edge.size else ["none", 0]
-        look["width"] = float(np.atleast_1d(artist.get_linewidth())[0])
-        for path in paths:
-            for polygon in path.to_polygons():
-                yield look, {"at": packed(_places(ax, polygon, artist.get_transform()))}
+        return [_cells(ax, artist)]
+    if artist in ax.texts:
+        return [_text(ax, artist)]
+    if isinstance(artist, PathCollection):
+        return [_scatter(ax, artist)]
+    if artist in ax.lines:
+        return _line(ax, artist)
+    return _areas(ax, artist)  # patches, and what is filled between lines
+
+
+def _packed(points):
+    """Points as 16-bit integers, the least significant byte first, in base64."""
+    return base64.b64encode(points.astype("<i2").tobytes()).decode()
+
+
+def _cells(ax, image):
+    values, (left, right, bottom, top) = np.ma.filled(image.get_array().astype(float), np.nan), image.get_extent()
+    corners = [(left, top), (right, bottom)] if image.origin == "upper" else [(left, bottom), (right, top)]
+    limits = [float(f"{limit:.4g}") for limit in image.get_clim()]
+    colors = [to_hex(image.to_rgba(value)) for value in np.linspace(*limits, 65)]
+    numbers = [None if math.isnan(value) else float(f"{value:.3g}") for value in values.ravel()]
+    box = _places(ax, corners, ax.transData).ravel().astype(int).tolist()
+    shape = {"box": box, "columns": values.shape[1], "values": numbers}
+    return {"kind": "cells", "colors": colors, "limits": limits}, shape
+
+
+def _text(ax, text):
+    look = {"kind": "text", "color": _color(text.get_color(), text.get_alpha()), "size": round(text.get_fontsize(), 1)}
+    look["anchor"] = {"left": "start", "right": "end"}.get(text.get_ha(), "middle")
+    look["shift"] = {"top": 0.8, "bottom": -0.2, "baseline": 0}.get(text.get_va(), 0.35)
+    look["turn"] = -round(text.get_rotation())
+    place = _places(ax, [text.get_position()], text.get_transform())
+    return look, {"at": _packed(place), "text": text.get_text()}
+
+
+def _scatter(ax, dots):
+    """A scatter plot of one colour and marker."""
+    points = _places(ax, dots.get_offsets(), dots.get_offset_transform())
+    path, face = dots.get_paths()[0], dots.get_facecolor()
+    filled = len(face) > 0 and Path.CLOSEPOLY in path.codes
+    color = face[0] if filled else dots.get_edgecolor()[0]
+    return _marks(points, path, filled, _color(color, dots.get_alpha()), dots.get_sizes()[0] ** 0.5)
+
+
+def _line(ax, line):
+    """The line and its markers, whichever there are."""
+    points = _places(ax, line.get_xydata(), line.get_transform())
+    points, found = points[np.isfinite(points).all(1)], []
+    if line.get_linestyle() not in ("None", "none", "", " "):
+        color = _color(line.get_color(), line.get_alpha())
+        dash = {"--": "7 4", ":": "2 3", "-.": "7 3 2 3"}.get(line.get_linestyle(), "")
+        look = {"kind": "line", "color": color, "width": line.get_linewidth(), "dash": dash}
+        found.append((look, {"at": _packed(points)}))
+    if line.get_marker() not in ("None", None, ""):
+        style, face = MarkerStyle(line.get_marker()), line.get_markerfacecolor()
+        filled = style.is_filled() and str(face) != "none"
+        color = _color(face if filled else line.get_markeredgecolor(), line.get_alpha())
+        path = style.get_path().transformed(style.get_transform())
+        found.append(_marks(points, path, filled, color, line.get_markersize()))
+    return found
+
+
+def _marks(points, path, filled, color, size):
+    return {"kind": "marks", "color": color, "path": _svg_path(path, size), "filled": filled}, {"at": _packed(points)}
+
+
+def _areas(ax, artist):
+    face, edge = (np.atleast_2d(color) for color in (artist.get_facecolor(), artist.get_edgecolor()))
+    look = {"kind": "area", "fill": _color(face[0]) if face.size else ["none", 0]}
+    look["color"] = _color(edge[0]) if edge.size else ["none", 0]
+    look["width"] = float(np.atleast_1d(artist.get_linewidth())[0])
+    paths = artist.get_paths() if hasattr(artist, "get_paths") else [artist.get_path()]
+    polygons = [polygon for path in paths for polygon in path.to_polygons()]
+    return [(look, {"at": _packed(_places(ax, polygon, artist.get_transform()))}) for polygon in polygons]
 
 
 def _told(artist, controls):

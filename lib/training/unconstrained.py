@@ -52,7 +52,7 @@ class Descent(NamedTuple):
     feature_decay: float | Tensor | None = None
     bias_decay: float = 0.0
     relu: bool = False
-    every: int = 0  #: steps between two looks; 0: at both ends only
+    every: int = 0  #: steps between two looks, 0 for one at each end
     tolerance: float = 1e-13  #: deviation of samples from their class mean below which they go on as one
 
 

@@ -1,29 +1,24 @@
 """What changed between two builds is said claim by claim, and nothing else is."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
-from lib.book import __main__ as command_line
 from lib.book import folders
 from lib.book.ledger import declarations
+from lib.book.page import BadInput
 from lib.book.site import changes
 
 
 @pytest.fixture
-def diff(tmp_path, monkeypatch):
-    """The exit status of the command and the lines that it prints, given two files' contents."""
+def diff(tmp_path):
+    """The lines about two files with these contents."""
 
-    def of(old, new, path=tmp_path / "old.json"):
-        console = Console(file=io.StringIO(), soft_wrap=True, highlight=False, markup=False)
-        monkeypatch.setattr(command_line, "console", console)
-        monkeypatch.setattr(folders, "BUILD", tmp_path)
-        for file, content in ((tmp_path / "old.json", old), (tmp_path / "claims.json", new)):
-            file.write_text(content if isinstance(content, str) else json.dumps(content))
-        status = command_line.app(["diff", "--old", str(path)], standalone_mode=False)
-        return status, console.file.getvalue().splitlines()
+    def of(*contents):
+        files = [tmp_path / "old.json", tmp_path / "new.json"]
+        for file, content in zip(files, contents, strict=True):
+            file.write_text(json.dumps(content))
+        return changes.changes(*files)
 
     return of
 
@@ -33,19 +28,16 @@ def row(name, verdict="reproduced", **measured):
 
 
 def test_verdicts_values_and_claims_that_changed_have_a_line_and_what_is_the_same_has_none(diff):
-    old = [row("same", a=[1.0, 2], b="x", c=True), row("gone"), row("judged", a=1),
-           row("moved", a=[1, 2.0], b=2)]  # fmt: skip
-    new = [row("same", a=[1 + 9e-7, 2], b="x", c=True), row("judged", "not run"),
-           row("moved", a=[1, 2.00001], b=2.0), row("new")]  # fmt: skip
-    assert diff(old, new) == (0, [
+    old = [row("same", a=[1.0, 2], b="x", c=True), row("gone"), row("judged", a=1), row("moved", a=[1, 2.0], b=2)]
+    new = [row("same", a=[1 + 9e-7, 2], b="x", c=True), row("judged", "not run"), row("moved", a=[1, 2.1], b=2.0)]
+    assert diff(old, [*new, row("new")]) == [
         "removed: gone (reproduced)",
         "judged: reproduced -> not run", "    a: 1 -> null",
-        "moved: reproduced", "    a: [1, 2.0] -> [1, 2.00001]",
+        "moved: reproduced", "    a: [1, 2.0] -> [1, 2.1]",
         "added: new (reproduced)",
         "2 of 4 claims changed, 1 added, 1 removed",
-    ])  # fmt: skip
-    assert diff(new, new) == (0, ["0 of 4 claims changed, 0 added, 0 removed"])
-    assert diff([row("a", x=True)], [row("a", x=1)])[1][1] == "    x: true -> 1"
+    ]  # fmt: skip
+    assert diff([row("a", x=True)], [row("a", x=1)])[1] == "    x: true -> 1"
 
 
 def test_rounding_is_no_change(diff, monkeypatch):
@@ -53,21 +45,15 @@ def test_rounding_is_no_change(diff, monkeypatch):
     declared = {"a": {"expect": {"tight": {"below": 1e-7}, "wide": {"value": 1.0, "abs": 0.1}}}}
     monkeypatch.setattr(changes.declarations, "read", lambda: declarations.Declared(declared, {}))
     old = [row("a", tight=1e-12, wide=1.0, other=2e-13)]
-    assert diff(old, [row("a", tight=9e-8, wide=1.0, other=4e-10)])[1] == ["0 of 1 claims changed, 0 added, 0 removed"]
-    assert len(diff(old, [row("a", tight=3e-7, wide=1.01, other=2e-9)])[1]) == 1 + 3 + 1
+    assert diff(old, [row("a", tight=9e-8, wide=1.0, other=4e-10)]) == ["0 of 1 claims changed, 0 added, 0 removed"]
+    assert len(diff(old, [row("a", tight=3e-7, wide=1.01, other=2e-9)])) == 1 + 3 + 1
 
 
-@pytest.mark.parametrize("content", ["{", '{"a": 1}', '[{"id": "a", "measured": {}}]'])
-def test_a_file_that_no_build_wrote_is_said_in_one_sentence(diff, content):
-    status, (line,) = diff(content, [])
-    assert status == 2 and "old.json is not the claims.json of a build" in line
-
-
-def test_a_file_that_is_not_there_is_named_and_without_one_it_is_that_of_the_last_release(diff, tmp_path):
-    status, (line,) = diff([], [], tmp_path / "none")
-    assert status == 2 and f"{tmp_path}/none" in line and "No such file" in line
-    released = json.loads((folders.ROOT / changes.RELEASE).read_bytes())
-    assert diff([], released, "") == (0, [f"0 of {len(released)} claims changed, 0 added, 0 removed"])
+def test_a_file_that_no_build_wrote_is_said_in_one_sentence_and_the_release_has_one(diff):
+    with pytest.raises(BadInput, match="old.json is not the claims.json of a build"):
+        diff([{"id": "a", "measured": {}}], [])
+    released = folders.ROOT / changes.RELEASE
+    assert changes.changes(released, released)[0].startswith("0 of ")
 
 
 def test_the_page_of_changes_lists_the_verdicts_that_are_not_those_of_the_release_and_the_versions(tmp_path):

@@ -1,4 +1,4 @@
-"""What the site promises works in a real browser: its frame, the ledger's filters, the search, the animations."""
+"""What the site promises works in a real browser: its frame, the ledger's filters, the search, printing."""
 
 import json
 import re
@@ -7,7 +7,6 @@ from urllib.parse import urlparse
 import pytest
 
 from browser import CHAPTERS, PAGES, axe, hosts, typeset
-from lib.book import page as chapters
 from lib.book.ledger import declarations
 
 CONTRAST = ["chapters/intro", "chapters/feature-collapse/data-model", "chapters/back/building", "chapters/back/ledger",
@@ -32,34 +31,6 @@ def test_the_frame_of_the_pages_has_no_serious_finding_of_axe_either(tab, addres
     tab.goto(f"{address}/{name}.html", wait_until="load")
     tab.evaluate("() => document.querySelectorAll('.bd-article > * > *').forEach(part => part.remove())")
     assert axe(tab, "html") == []
-
-
-def test_icons_are_there(tab, address):
-    tab.goto(f"{address}/{PAGES[0]}.html", wait_until="load")
-    width = """() => [...document.querySelectorAll('i[class*=fa-]')].filter(icon => icon.offsetParent).map(icon =>
-        [icon.className, getComputedStyle(icon, '::before').content, getComputedStyle(icon, '::before').fontFamily])"""
-    shown = tab.evaluate(width)
-    assert len(shown) >= 3
-    assert all(len(content) == 3 and "Awesome" in family for _, content, family in shown), shown
-    assert tab.evaluate("() => document.fonts.check('900 16px \"Font Awesome 6 Free\"', '\uf0c9')")
-
-
-ANIMATED = [page.name for page in chapters.chapters() if "figures.animation(" in page.text]
-
-
-@pytest.mark.parametrize("name", ANIMATED)
-def test_animations_play(tab, address, name):
-    tab.goto(f"{address}/{name}.html", wait_until="load")
-    players = tab.locator("div.animation")
-    assert players.count() > 0
-    for number in range(players.count()):
-        image = players.nth(number).locator("img")
-        first = image.get_attribute("src")
-        tab.wait_for_timeout(200)  # it stands still until it is told to play
-        assert image.get_attribute("src") == first
-        players.nth(number).locator("button[title=Play]").click()
-        tab.wait_for_function("([image, first]) => image.src !== first", arg=[image.element_handle(), first])
-    assert tab.problems == []
 
 
 @pytest.mark.parametrize("width", [390, 1280])

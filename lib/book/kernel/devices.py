@@ -13,7 +13,7 @@ from pathlib import Path
 from lib.book.kernel.notes import note
 from lib.checks import one_of
 
-#: Files that the drivers leave: of NVIDIA's cards, of the same under Windows, and of AMD's cards.
+#: Files that the drivers leave, of NVIDIA's cards, of the same under Windows, and of AMD's cards.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 

@@ -1,5 +1,5 @@
-"""Last touches on a finished site: figures become part of their pages, and what no page needs is removed, as are
-names given twice."""
+"""Last touches on a finished site: figures become part of their pages, and scripts that no page needs are removed, as
+are names given twice."""
 
 from __future__ import annotations
 
@@ -24,29 +24,19 @@ _NAMES = {
 #: A figure in a page, and the colour of a line of text in matplotlib's SVG, where a comment holds the words.
 _FIGURE = re.compile(r'<img alt="([^"]*)" src="[^"]*_images/(\w+\.svg)" />')
 _TEXT = re.compile(r'(-->\s*<g style="fill: )(#\w{6})')
-_RULE = re.compile(r'((?:\.fa-[a-z0-9-]+:before,?)+)\{content:"(\\[0-9a-f]+|.)"\}')
-_FACE = re.compile(r'url\([^)]*\.woff2\) format\("woff2"\),(?=url\([^)]*/(fa-[a-z]+-\d+)\.ttf\))')
 
 
-def trim(site: Path) -> None:
-    """Make a finished site's pages light: a font of only the icons in use, and the search only where it is used."""
-    used = set()
+def finish(site: Path) -> None:
+    """Put the figures of a finished site into its pages, and keep the scripts of the search on the page that has it."""
     for page in site.rglob("*.html"):
-        text = page.read_text(encoding="utf8")
-        used |= set(re.findall(r"\bfa-[a-z0-9-]+", text))
-        text = _inline_figures(_ICONS.sub("", text), site / "_images")
+        text = _inline_figures(_ICONS.sub("", page.read_text(encoding="utf8")), site / "_images")
         if page != site / "search.html":
             text = _SEARCH.sub("", text)
         for old, new in _NAMES.items():
             text = text.replace(old, new)
         page.write_text(text, encoding="utf8")
-    static = site / "_static"
-    needless = {*static.rglob("*.map"), *static.glob("scripts/fontawesome.js*"), *(site / "_images").glob("*.svg")}
-    for path in needless | {*static.glob("vendor/fontawesome/webfonts/*.woff2")}:
+    for path in (*site.glob("_static/scripts/fontawesome.js*"), *site.glob("_images/*.svg")):
         path.unlink()
-    for script in (static / "scripts").glob("*.js"):
-        used |= set(re.findall(r"\bfa-[a-z0-9-]+", script.read_text(encoding="utf8")))
-    _trim_icons(static, used)
 
 
 def _inline_figures(text: str, pictures: Path) -> str:
@@ -76,26 +66,3 @@ def _inline_figures(text: str, pictures: Path) -> str:
         return f'<svg role="img" aria-label="{match[1]}"{svg.partition("<svg")[2]}'
 
     return _FIGURE.sub(inline, text)
-
-
-def _trim_icons(static: Path, used: set[str]) -> None:
-    """Keep in the style sheets and fonts only the icons that are used and those that style sheets name by number."""
-    from fontTools import subset
-
-    sheets = {path: path.read_text(encoding="utf8") for path in static.rglob("*.css")}
-    others = _RULE.sub("", "\n".join(sheets.values()))
-    characters = {int(code, 16) for code in re.findall(r'"\\([ef][0-9a-f]{3})"', others)}
-    characters |= {ord(sign) for sign in others if "\ue000" <= sign <= "\uf8ff"}
-
-    def keep(rule) -> str:
-        if used.isdisjoint(re.findall(r"fa-[a-z0-9-]+", rule[1])):
-            return ""
-        characters.add(int(rule[2][1:], 16) if rule[2].startswith("\\") else ord(rule[2]))
-        return rule[0]
-
-    for path, text in sheets.items():
-        text = _FACE.sub("", _RULE.sub(keep, text)).replace("div#proof{", "div.a-proof {")
-        path.write_text(text, encoding="utf8")
-    unicodes = f"--unicodes={','.join(f'{character:x}' for character in characters)}"
-    for path in static.glob("vendor/fontawesome/webfonts/*.ttf"):
-        subset.main([str(path), unicodes, f"--output-file={path}", "--drop-tables=FFTM", "--layout-features="])

@@ -21,6 +21,7 @@ from lib.book.site import changes, symbols
 NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
 # BibTeX has a meaning of its own for the braces that Jinja usually looks for.
 TEMPLATES = Environment(loader=PackageLoader("lib.book.site"), variable_start_string="<<", variable_end_string=">>")
+FIXED = ("_config.yml", "_toc.yml", "references.bib", symbols.FILE)  # beside the pages
 AUDIT = '<details class="audit"><summary>The list</summary>'
 
 
@@ -79,10 +80,8 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
 
     kept: what `lib.book.records.read` found.
     """
-    files: dict[str, bytes] = {}
     notebooks, measured = collect(everything)
     best = tables.evidence(measured, kept)
-    missing = [page for page, notebook in notebooks.items() if notebook is None]
     statements = tables.places({page.short: page.text for page in notebooks})
     marks = {
         "verdicts": lambda: tables.tally(best),
@@ -99,35 +98,43 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     def fill(text: str) -> str:
         return re.sub(rf"<!-- ({'|'.join(marks)}) -->", lambda match: marks[match[1]](), text)
 
-    for page, notebook in notebooks.items():
-        opening = _opening(notebook) if notebook else []
-        note = _run_note(page, opening) if notebook else NOT_EXECUTED
-        composed = notebook or _without_results(page)
-        prose = [cell for cell in composed.cells if cell.cell_type == "markdown"]
-        for cell in prose:
-            text = tables.measured_by(errata.expand(cell.source, best, statements), best)
-            cell.source = _link_chapters(fill(text), page, everything)
-        if notebook:
-            files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
-        files[f"downloads/{page.name}.md"] = page.text.encode()
-        composed.cells = [cell for cell in composed.cells if cell not in opening]
-        if title := next((cell for cell in prose if re.search("(?m)^# ", cell.source)), None):
-            title.source = re.sub("(?m)^# .*", lambda h1, note=note: f"{h1[0]}\n\n{note}\n", title.source, count=1)
-        if re.search("(?m)^## What to remember$", page.text):  # then what was measured is folded below its heading
-            for cell in prose:
-                cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)
-            composed.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
-        files[f"{page.name}.ipynb"] = nbformat.writes(composed).encode()
-    from lib.book.site import api  # loads Sphinx, which an execution does without
-
+    files: dict[str, bytes] = {}
     for page in everything:
-        if not page.is_chapter:
-            files[f"{page.name}.md"] = _link_chapters(fill(api.fill(page.text)), page, everything).encode()
-    fixed = (root / name for name in ("_config.yml", "_toc.yml", "references.bib", symbols.FILE))
-    for path in (*fixed, *(root / "_static").glob("*.*")):
+        if page.is_chapter:
+            composed = notebooks[page] or _without_results(page)
+            for cell in _prose(composed):
+                text = tables.measured_by(errata.expand(cell.source, best, statements), best)
+                cell.source = _link_chapters(fill(text), page, everything)
+            files |= _chapter(page, composed, executed=notebooks[page] is not None)
+        else:
+            files[f"{page.name}.md"] = _link_chapters(fill(page.text), page, everything).encode()
+    for path in (*(root / name for name in FIXED), *(root / "_static").glob("*.*")):
         files[path.relative_to(root).as_posix()] = path.read_bytes()
     files["_config.yml"] = fill(files["_config.yml"].decode()).encode()
-    return files, measured, missing
+    return files, measured, [page for page, notebook in notebooks.items() if notebook is None]
+
+
+def _prose(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+
+
+def _chapter(page: Page, notebook, executed: bool) -> dict[str, bytes]:
+    """The files of a chapter: what Sphinx reads, with a note under the title, and what readers download."""
+    files = {f"downloads/{page.name}.md": page.text.encode()}
+    note = NOT_EXECUTED
+    if executed:
+        files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
+        opening = _opening(notebook)
+        note = _run_note(page, opening)
+        notebook.cells = [cell for cell in notebook.cells if cell not in opening]
+    if title := next((cell for cell in _prose(notebook) if re.search("(?m)^# ", cell.source)), None):
+        title.source = re.sub("(?m)^# .*", lambda h1: f"{h1[0]}\n\n{note}\n", title.source, count=1)
+    if re.search("(?m)^## What to remember$", page.text):  # then what was measured is folded below its heading
+        for cell in _prose(notebook):
+            cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)
+        notebook.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
+    files[f"{page.name}.ipynb"] = nbformat.writes(notebook).encode()
+    return files
 
 
 def cite(root: Path) -> dict[str, str]:

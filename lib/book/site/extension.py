@@ -13,10 +13,11 @@ STATEMENTS = tuple(NODE_TYPES.values())
 
 
 def setup(app) -> dict:
-    """Register the three functions with Sphinx."""
+    """Register the functions below with Sphinx."""
     app.connect("env-get-updated", number_by_page, priority=900)  # after Sphinx has counted
     app.connect("doctree-resolved", link_statements)
     app.connect("build-finished", list_sections)
+    app.connect("autodoc-skip-member", skip_fields)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -49,6 +50,11 @@ def link_statements(app, tree, page) -> None:
     for node in (node for node in tree.findall() if isinstance(node, STATEMENTS)):
         link = f'<a class="headerlink" href="#{node["ids"][0]}" title="Link to this statement">#</a>'
         node[0] += nodes.raw(text=link, format="html")
+
+
+def skip_fields(app, what, name, member, skip, options) -> bool | None:
+    """Leave the fields of a named tuple to the line above its docstring."""
+    return True if str(member.__doc__).startswith("Alias for field number") else None
 
 
 def list_sections(app, error) -> None:

@@ -151,7 +151,7 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
         shutil.rmtree(temporary, ignore_errors=True)  # half a site
         raise SiteError(f"Sphinx found problems, the published site is as it was:\n{problems}")
     _finish(files, temporary)
-    assets.trim(temporary)
+    assets.finish(temporary)
     symbols.mark(temporary, symbols.read(root))
     pictures.mkdir(exist_ok=True)  # there are none where no chapter has results
     known.write_text(trusted)

@@ -16,6 +16,7 @@ from lib.book.ledger.declarations import PAPERS
 from lib.book.page import NUMBERS
 
 FILE = "chapters/symbols.yml"
+FIELDS = {"means", "lib", "hover"}  # of a row, beside the places that use its symbols
 #: The parts on the papers, each with its number and name.
 PARTS = {key: (number, paper["short"]) for number, (key, paper) in zip(NUMBERS, PAPERS.items(), strict=False)}
 _LAYOUT = re.compile(r"\\(?:begin|end|label|tag)\s*\{[^{}]*\}")
@@ -70,34 +71,44 @@ def meanings(rows: list[dict], page: str) -> dict[str, str]:
     page: "low-rank-bias/dufm", or a page of the synthesis, where a symbol means what it does in the four papers.
     """
     rows = [row for row in rows if row.get("hover", True)]
+    known = {}
+    for row in rows:
+        for place in row.keys() - FIELDS:
+            known |= {(place, sign): row for sign in row[place]}
     here = page.partition("/")[0]
-
-    def of(sign: str, part: str) -> dict | None:
-        places = [page, part] if part == here else [part]
-        alike = sign, *(sign[:-1] + index for index in "lnk" if sign[-2:-1] == "_")  # any index, as in `used`
-        return next((row for one in alike for place in places for row in rows if one in row.get(place, [])), None)
-
-    def elsewhere(sign: str, row: dict | None, part: str) -> str:
-        other = of(sign, part)
-        if row is None:
-            return other["means"] if other else ""
-        if other is row:
-            return "the same"
-        known = [f"${row[part][0]}$"] if part in row else []
-        return " and ".join([*known, *([f"${sign}$ for {other['means']}"] if other else [])])
-
+    own_places = (page, here) if here in PARTS else tuple(PARTS)
     found = {}
-    own_places = (page, here) if here in PARTS else PARTS
     for sign in [sign for row in rows for place in own_places for sign in row.get(place, [])]:
-        row = of(sign, here)
-        by_text: dict[str, list[str]] = {}
+        row = _row(known, sign, page, here)
+        parts_by_text: dict[str, list[str]] = {}
         for part, (number, _) in PARTS.items():
-            if part != here and (text := elsewhere(sign, row, part)):
-                by_text.setdefault(text, []).append(number)
-        others = "; ".join(f"Part {', '.join(numbers)}: {_tex(text)}" for text, numbers in by_text.items())
+            if part != here and (text := _elsewhere(sign, row, _row(known, sign, part), part)):
+                parts_by_text.setdefault(text, []).append(number)
+        others = "; ".join(f"Part {', '.join(numbers)}: {_tex(text)}" for text, numbers in parts_by_text.items())
         own = f"<strong>{_tex(row['means'])}</strong><br>" if row else ""
         found[sign] = f"<dt>\\({html.escape(sign)}\\)</dt><dd>{own}{others}</dd>"
     return found
+
+
+def _row(known: dict, sign: str, *places: str) -> dict | None:
+    """The row of a symbol in the first of the places that has it, with this index or with any (`used`)."""
+    for alike in (sign, *(sign[:-1] + index for index in "lnk" if sign[-2:-1] == "_")):
+        for place in places:
+            if (place, alike) in known:
+                return known[place, alike]
+    return None
+
+
+def _elsewhere(sign: str, row: dict | None, other: dict | None, part: str) -> str:
+    """What to say of another part: its symbols for what the sign means here, and what the sign means there."""
+    if row is None:
+        return other["means"] if other else ""
+    if other is row:
+        return "the same"
+    said = [f"${row[part][0]}$"] if part in row else []
+    if other:
+        said.append(f"${sign}$ for {other['means']}")
+    return " and ".join(said)
 
 
 @functools.cache
@@ -125,21 +136,24 @@ def mark(site: Path, rows: list[dict]) -> None:
     """Note at each formula of the parts and of the synthesis its symbols, and on each page what they mean there."""
     for folder in (*PARTS, "synthesis"):
         for page in sorted((site / "chapters" / folder).glob("*.html")):
-            known = meanings(rows, f"{folder}/{page.stem}")
-            numbers = {sign: number for number, sign in enumerate(known)}
-            seen = set()
+            text = _marked(page.read_text(encoding="utf8"), meanings(rows, f"{folder}/{page.stem}"))
+            page.write_text(text, encoding="utf8")
 
-            def named(match, known=known, numbers=numbers, seen=seen) -> str:
-                here = [numbers[sign] for sign in used(html.unescape(match[3]), tuple(known))]
-                seen.update(here)
-                names = f' data-symbols="{" ".join(map(str, here))}"' if here else ""
-                return f"{match[1]}{names}>{match[2]}{match[3]}"
 
-            text = _FORMULA.sub(named, page.read_text(encoding="utf8"))
-            told = {numbers[sign]: told for sign, told in known.items() if numbers[sign] in seen}
-            data = json.dumps(told, ensure_ascii=False).replace("</", "<\\/")
-            script = f'<script type="application/json" id="symbols">{data}</script>'
-            page.write_text(text.replace("</article>", f"{script}</article>", 1), encoding="utf8")
+def _marked(text: str, known: dict[str, str]) -> str:
+    """A page whose formulas have the numbers of their symbols, with what these mean as JSON at its end."""
+    names, told = tuple(known), {}
+
+    def numbered(match) -> str:
+        here = used(html.unescape(match[3]), names)
+        told.update({names.index(sign): known[sign] for sign in here})
+        numbers = " ".join(str(names.index(sign)) for sign in here)
+        attribute = f' data-symbols="{numbers}"' if here else ""
+        return f"{match[1]}{attribute}>{match[2]}{match[3]}"
+
+    text = _FORMULA.sub(numbered, text)
+    data = json.dumps(told, ensure_ascii=False).replace("</", "<\\/")
+    return text.replace("</article>", f'<script type="application/json" id="symbols">{data}</script></article>', 1)
 
 
 def _tex(text: str) -> str:

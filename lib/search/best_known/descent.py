@@ -26,7 +26,7 @@ from lib.search.best_known.problem import Solution, check_sizes
 from lib.search.rows import join, lbfgs_rows, split
 from lib.search.smooth_relu import value_and_gradient
 
-#: Widths of the smoothing in :func:`descend`, one per round.
+#: Widths of the smoothing in :func:`~lib.search.best_known.descend`, one per round.
 ROUNDS = (0.1,) * 4 + (0.03,) * 6
 #: A search begins again after this many batches in a row that lowered nothing.
 _STUCK = 15

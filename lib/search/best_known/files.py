@@ -42,7 +42,8 @@ def load(path: Path | str) -> Solution:
     """Read a solution and evaluate the objective at its matrices.
 
     ValueError naming the file if it cannot be read, a key is missing or unknown, a shape does not fit, an entry is not
-    finite, or the loss that it states differs from that of its matrices by more than :data:`TOLERANCE`.
+    finite, or the loss that it states differs from that of its matrices by more than
+    :data:`~lib.search.best_known.files.TOLERANCE`.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
