@@ -19,7 +19,7 @@ TITLES = {
     "numerical_rank": "rank of the means",
     "condition_number": "condition number",
 }
-#: The entries of a row of :class:`Measures`, in their order.
+#: The entries of a row of :class:`~collapsemetrics.Measures`, in their order.
 COLUMNS = ("layer", "d", "samples", *TITLES)
 
 

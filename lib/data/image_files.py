@@ -215,7 +215,7 @@ def read_own(path: Path) -> Raw:
     """The reader's own images, in the forms described at the top of this module.
 
     Raises ValueError for arrays that are no images and labels, and for halves that do not match; what is missing in a
-    folder or a file is the error of :class:`torchvision.datasets.ImageFolder` or of :func:`numpy.load`.
+    folder or a file is the error of ``torchvision.datasets.ImageFolder`` or of ``numpy.load``.
     """
     if path.is_dir():
         names = ("train", "test") if (path / "train").is_dir() else ("",)
