@@ -53,8 +53,8 @@ DOWNLOADABLE = ("mnist", "fashion_mnist", "cifar10", "svhn")
 
 _CIFAR10, _SVHN = torchvision.datasets.CIFAR10, torchvision.datasets.SVHN
 _META = _CIFAR10.meta["filename"], _CIFAR10.meta["md5"]
-#: Where in the data folder the files of each set lie (of `cifar10-jpeg75`, its folders), with their MD5 sums, empty
-#: for none. Those of MNIST are here because torchvision only checks the archives that it downloads, not what it reads.
+# Where in the data folder the files of each set lie (of `cifar10-jpeg75`, its folders), with their MD5 sums, empty
+# for none. Those of MNIST are here because torchvision only checks the archives that it downloads, not what it reads.
 FILES = {
     "mnist": {
         "MNIST/raw/train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
