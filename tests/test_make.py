@@ -1,10 +1,12 @@
 """The Makefile: values that are given reach the commands as they are, and no shell and no make reads them."""
 
+import io
 import os
 import shutil
 import subprocess
 
 import pytest
+from rich.console import Console
 
 from lib.book import __main__ as command_line
 from lib.book import execute
@@ -68,6 +70,16 @@ def test_variables_that_a_shell_has_for_something_else_change_nothing(folder):
 def test_an_environment_is_a_folder_without_spaces(folder, value):
     assert f"VENV = '{value}'" in make(folder, "book", f"VENV={value}", status=2)
     assert not (folder / "struck").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS["book"])
+def test_a_value_that_is_given_and_empty_is_refused(folder, monkeypatch, name):
+    assert f"BOOK_{name}=" in make(folder, "book", f"{name}=").splitlines()
+    console = Console(file=io.StringIO(), width=1000)
+    monkeypatch.setattr(command_line, "console", console)
+    monkeypatch.setenv(f"BOOK_{name}", "")
+    assert command_line.app(["status"], standalone_mode=False) == 2
+    assert f"{name} is given and empty" in console.file.getvalue()
 
 
 def test_the_values_in_the_environment_are_those_of_the_options(monkeypatch, tmp_path):

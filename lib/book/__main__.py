@@ -30,6 +30,7 @@ app = typer.Typer(
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
 # What `make` was given, PROFILE=..., is in BOOK_PROFILE, ...
+VARIABLES = ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "SCHEDULER", "OLD")
 Profile = Annotated[Literal[PROFILES], typer.Option(envvar="BOOK_PROFILE", help="How much is computed.")]
 Chapter = Annotated[str, typer.Option(envvar="BOOK_CHAPTER", help="Paths or globs, commas between; else all chapters.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="BOOK_DEVICE", help="Where it is computed.")]
@@ -51,6 +52,9 @@ def command(name: str):
         def guarded(**options):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
+                for variable in VARIABLES:
+                    if os.environ.get(f"BOOK_{variable}") == "":
+                        raise BadInput(f"{variable} is given and empty: leave it out, or say what it is")
                 status = function(**options)
             except (BadInput, SiteError) as error:
                 console.print(f"error: {error}", style="red")

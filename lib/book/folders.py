@@ -38,7 +38,7 @@ def refused(build: Path) -> str:
     reason, html = "", build / "html"
     if _around(build):
         reason = "is the folder of the book, or contains it"
-    elif not (_vacant(build) or (build / MARK).exists() or _default(build)):
+    elif not (_vacant(build) or (build / MARK).exists() or _older(build)):
         reason = "holds what no build has made"
     elif links := [name for name in REPLACED if (build / name).is_symlink()]:
         reason = f"has a link at {links[0]}, where builds delete files"
@@ -47,9 +47,13 @@ def refused(build: Path) -> str:
     return reason and f"BOOK_BUILD = '{build}' {reason}: a new or empty folder is needed, or one that a build has made"
 
 
-def _default(build: Path) -> bool:
-    """Whether it is the folder `_build` of the checkout, in which the suite may have been before any build."""
-    return build == ROOT / "_build" and not build.is_symlink()
+def _older(build: Path) -> bool:
+    """Whether it was made before there were marks; in the default folder the suite or a sweep may have come first."""
+    signs = (build / ".lock").is_file(), (build / "executed").is_dir()
+    default = ROOT / "_build"
+    if default.is_symlink() or not (default.exists() and default.samefile(build)):
+        return all(signs)
+    return any(signs) or {*os.listdir(build)} <= {"results", "smoke"}
 
 
 def take(folder: Path) -> None:

@@ -78,9 +78,9 @@ def test_every_command_that_writes_refuses_it_before_any_work(letters, monkeypat
     assert "holds what no build has made" in said.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["new", "empty", "empty, by a link", "marked", "the default, with the suite's book"])
-def test_a_folder_that_is_the_books_is_taken_and_marked(tmp_path, checkout, kind):
-    folder = checkout / "_build" if "default" in kind else tmp_path / "two words"
+@pytest.mark.parametrize("kind", ["new", "empty", "empty, by a link", "marked", "of an older version"])
+def test_a_folder_that_is_the_books_is_taken_and_marked(tmp_path, kind):
+    folder = tmp_path / "two words"
     if kind == "empty, by a link":
         (tmp_path / "real").mkdir()
         folder.symlink_to("real")
@@ -89,12 +89,26 @@ def test_a_folder_that_is_the_books_is_taken_and_marked(tmp_path, checkout, kind
     if kind == "marked":
         (folder / folders.MARK).touch()
         (folder / "html").symlink_to("sites/1")
-    if "default" in kind:
-        (folder / "smoke").mkdir()
+    if kind == "of an older version":
+        (folder / ".lock").touch()
+        (folder / "executed").mkdir()
     for _ in range(2):
         assert folders.refused(folder) == ""
         folders.take(folder)
         assert (folder / folders.MARK).exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [("smoke", True), ("results", True), (".lock", True), ("source", False), ("results, notes", False)],
+)
+def test_in_the_default_folder_the_suite_and_sweeps_may_have_come_first(tmp_path, checkout, there, taken):
+    (checkout / "_build").mkdir()
+    for name in there.split(", "):
+        (checkout / "_build" / name).touch() if name == ".lock" else (checkout / "_build" / name).mkdir()
+    assert (folders.refused(checkout / "_build") == "") == taken
+    (tmp_path / "other" / "results").mkdir(parents=True)
+    assert folders.refused(tmp_path / "other")
 
 
 def test_what_links_below_the_build_folder_lead_to_stays(current, letters, monkeypatch):
