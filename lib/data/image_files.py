@@ -244,13 +244,16 @@ def _listed(folder: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
 
 def _stored(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Stored images as (N, C, H, W), their labels, and these as names of the classes."""
-    if x.ndim not in (3, 4):
-        raise ValueError(f"x has shape {x.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is needed")
-    checks.labels(torch.from_numpy(y), len(x))
+    found = f"x has shape {x.shape} and type {x.dtype}"
+    if not (x.dtype == np.uint8 or x.dtype.kind == "f" and np.isfinite(x).all()):
+        raise ValueError(f"{found}; uint8 or finite floating point numbers are needed")
     if x.ndim == 3:
         x = x[:, None]
-    elif x.shape[3] in (1, 3):
+    elif x.ndim == 4 and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise ValueError(f"{found}; (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3 is needed")
+    checks.labels(torch.from_numpy(y), len(x))
     return x, y, tuple(str(label) for label in range(y.max() + 1))
 
 

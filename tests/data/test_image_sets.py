@@ -215,6 +215,8 @@ def test_an_npz_file_holds_images_in_any_usual_order(tmp_path, shape, order, kin
 @pytest.mark.parametrize(
     ("name", "array", "named"),
     [("x", np.zeros((4, 25)), r"x has shape \(4, 25\)"), ("y", np.array([0, 1]), "y has shape"),
+     ("x", np.zeros((4, 5, 5, 4)), "with C = 1 or 3"), ("x", np.zeros((4, 5, 5), np.int16), "uint8 or finite"),
+     ("x", np.full((4, 5, 5), np.nan), "uint8 or finite"),
      ("y", np.array([1, 2, 1, 2]), "class 0"), ("y", np.array([0, 1, 1, 1]), "'0' has 1 image"),
      ("x_test", np.zeros((4, 5, 5)), "the same classes, type and shape")],
 )  # fmt: skip
