@@ -45,10 +45,11 @@ def key(page: Page, given: dict, before: dict | None = None, look: Callable | No
     look: :func:`fingerprint`, or a version of it that remembers where it has looked.
     """
     before, parameters = before or {"files": {}, "data": {}}, page.parameters(given)
-    reached = {part for name in imports(page) for part in name.split(".")}  # also in lib.data.vision.torchvision
+    parts = imported_parts(page.code, page.root)
+    reached = {part for name in _imports(page, parts) for part in name.split(".")}  # lib.data.vision.torchvision, too
     computing = {COMPUTES[name] for name in reached & COMPUTES.keys()} | {"torch", "numpy"}
     return {
-        **hashes(page, parameters.get("profile"), before["files"]),
+        **_hashes(page, parts, parameters.get("profile"), before["files"]),
         "parameters": parameters,
         "versions": {name: version(name) for name in sorted(computing)},
         "data": data_read(before["data"], parameters.get("dataset"), look or fingerprint),
@@ -60,8 +61,11 @@ def hashes(page: Page, profile: str | None = None, read: Iterable[str] = ()) -> 
 
     These are the files in the folder of the page's name, and those in `read`: what an execution was seen to read.
     """
+    return _hashes(page, imported_parts(page.code, page.root), profile, read)
+
+
+def _hashes(page: Page, parts: dict[str, list[str]], profile: str | None, read: Iterable[str]) -> dict:
     names = {path.relative_to(page.root).as_posix() for path in page.files} | {*read}
-    parts = imported_parts(page.code, page.root)
     return {
         "code": code_hash(page.code, profile),
         "lib": {name: sha("".join(map(_hash, texts)).encode()) for name, texts in parts.items()},
@@ -71,7 +75,11 @@ def hashes(page: Page, profile: str | None = None, read: Iterable[str] = ()) -> 
 
 def imports(page: Page) -> set[str]:
     """What a chapter imports, itself or through parts of `lib`, and all parent packages."""
-    sources = [[cell.source for cell in page.code], *imported_parts(page.code, page.root).values()]
+    return _imports(page, imported_parts(page.code, page.root))
+
+
+def _imports(page: Page, parts: dict[str, list[str]]) -> set[str]:
+    sources = [[cell.source for cell in page.code], *parts.values()]
     names = [name.split(".") for texts in sources for source in texts for _, name in imported(source)]
     return {".".join(name[:i]) for name in names for i in range(1, len(name) + 1)}
 
