@@ -13,6 +13,8 @@ from lib.checks import positive_integers
 from lib.models.sentences import word_features
 from lib.training.cuda_graphs import recorded
 
+_DRAWN = 2**20  # how many entries of orders are drawn, and go to the device, at a time
+
 
 class SentenceSGD(NamedTuple):
     """Settings of :func:`sentence_sgd`; the paper's first three are 0.001, 0.1 and 100. `normalize` is for `h*`."""
@@ -82,13 +84,16 @@ def sentence_sgd(
         _step(W, U, sentences.index_select(0, batch), classes.index_select(0, batch), settings)
         batch.add_(size)
 
-    advance, done = recorded(step, device), 0
+    advance, orders, done = recorded(step, device), [], 0
     while done < steps:
         position = done % per_epoch
         if position == 0:
-            order = torch.randperm(N, generator=generator)
-            if device.type == "cuda":
-                order = order.pin_memory().to(device, non_blocking=True)  # is copied while the device works
+            if not orders:
+                epochs = min(-(-(steps - done) // per_epoch), max(1, _DRAWN // N))
+                drawn = torch.stack([torch.randperm(N, generator=generator) for _ in range(epochs)])
+                drawn = drawn.pin_memory() if device.type == "cuda" else drawn  # to be copied while the device works
+                orders = list(drawn.to(device, non_blocking=True))
+            order = orders.pop(0)
             torch.index_select(x, 0, order, out=sentences)
             torch.index_select(y, 0, order, out=classes)
             torch.arange(size, out=batch)
