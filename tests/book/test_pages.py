@@ -136,12 +136,12 @@ def test_the_code_that_prepares_a_page_stands_in_the_line_under_its_title(name, 
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
-def test_a_chapter_that_checks_claims_ends_with_what_to_remember_and_folds_what_was_measured(name, article):
+def test_a_lesson_ends_with_what_to_remember_and_its_evidence_is_folded(name, article):
     if article(name).select(".claim"):
         last = [text.rstrip("#") for level, text in headings(article(name)) if level == 2][-2:]
-        assert last == ["What to remember", "What was measured"]
-        audit = article(name).select_one("#what-was-measured")
-        assert [one.name for one in audit.find_all(recursive=False) if one.name != "span"] == ["h2", "details"]
+        assert last == ["What to remember", "Evidence"]
+        heading, *folds = article(name).select_one("#evidence").find_all(recursive=False)
+        assert heading.name == "h2" and {fold.name for fold in folds} == {"details"}
 
 
 @pytest.mark.parametrize("name", PAGES)

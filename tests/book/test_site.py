@@ -101,6 +101,7 @@ def test_search_finds_statements_and_sections_of_the_book(tab, address, typed, f
     link = tab.locator("#search-results li a").first
     assert re.search(found, link.get_attribute("href"))
     link.click()
+    tab.wait_for_url(re.compile(found))  # and until the page is loaded
     assert tab.evaluate("() => document.querySelector(location.hash) !== null")
     assert tab.problems == []
     assert hosts(tab) == {urlparse(address).netloc}

@@ -22,7 +22,6 @@ NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, 
 # BibTeX has a meaning of its own for the braces that Jinja usually looks for.
 TEMPLATES = Environment(loader=PackageLoader("lib.book.site"), variable_start_string="<<", variable_end_string=">>")
 FIXED = ("_config.yml", "_toc.yml", "references.bib", symbols.FILE)  # beside the pages
-AUDIT = '<details class="audit"><summary>The list</summary>'
 
 
 def with_results(page: Page):
@@ -129,10 +128,6 @@ def _chapter(page: Page, notebook, executed: bool) -> dict[str, bytes]:
         notebook.cells = [cell for cell in notebook.cells if cell not in opening]
     if title := next((cell for cell in _prose(notebook) if re.search("(?m)^# ", cell.source)), None):
         title.source = re.sub("(?m)^# .*", lambda h1: f"{h1[0]}\n\n{note}\n", title.source, count=1)
-    if re.search("(?m)^## What to remember$", page.text):  # then what was measured is folded below its heading
-        for cell in _prose(notebook):
-            cell.source = re.sub("(?m)^## What was measured$", rf"\g<0>\n\n{AUDIT}\n\n", cell.source)
-        notebook.cells.append(nbformat.v4.new_markdown_cell("</details>", id="end-of-audit"))
     files[f"{page.name}.ipynb"] = nbformat.writes(notebook).encode()
     return files
 
