@@ -121,7 +121,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   function answer(figure, data) {
-    const label = figure.querySelector("svg[aria-label]")?.getAttribute("aria-label") ?? "";
+    const label = data.alt || (figure.querySelector("svg[aria-label]")?.getAttribute("aria-label") ?? "");
     const whole = element("div", { class: "answer", role: "group", "aria-label": label });
     const bar = element("div", { class: "answer-controls" }, whole);
     const row = element("div", { class: "answer-panels" }, whole);
@@ -237,6 +237,11 @@ document.addEventListener("DOMContentLoaded", () => {
     }
 
     draw();
+    if (data.caption) {
+      const still = figure.querySelector(".caption-text");
+      still.classList.add("still-caption");
+      still.after(element("span", { class: "caption-text answer-caption", text: data.caption }));
+    }
     figure.prepend(whole);
     figure.classList.add("answers");
   }

@@ -30,15 +30,15 @@ def tell(artist, texts, pictures=None, sets=None, rows=None, columns=None):
     return artist
 
 
-def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9)):
+def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9), alt="", caption=""):
     """The states of an interactive figure: JSON that the page's script shows in place of a still picture.
 
-    name: of the still figure, which keeps its number and its caption, and stays in print and where there is no
-    JavaScript. `draw(axes, *values)` draws on n empty axes of `size` inches, and sets limits. controls: for each label
-    the values that it runs through; numbers make a slider, words a list, True and False a box to tick. start: the
-    initial values that are not the first ones of their lists. The script knows lines, markers, filled areas,
-    images, texts, titles and ticks, with plain letters and no TeX. Raises ValueError for a start that is not a value of
-    its control, or for TeX.
+    name: of the still figure, which keeps its number, and stays in print and where there is no JavaScript. alt and
+    caption: of the interactive figure, where those of the still one do not fit. `draw(axes, *values)` draws on n empty
+    axes of `size` inches, and sets limits. controls: for each label the values that it runs through; numbers make a
+    slider, words a list, True and False a box to tick. start: the initial values that are not the first ones of their
+    lists. The script knows lines, markers, filled areas, images, texts, titles and ticks, with plain letters and no TeX.
+    Raises ValueError for a start that is not a value of its control, or for TeX.
     """
     for label, value in (start := start or {}).items():
         if value not in controls.get(label, ()):
@@ -61,7 +61,7 @@ def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9)):
                 numbers += [part({**at, "look": part(look), "told": told}) for look, at in _layers(ax, artist)]
     plt.close(fig)
     inputs = [_control(label, list(values), start) for label, values in controls.items()]
-    rest = _json({"figure": name, "controls": inputs, "states": states})
+    rest = _json({"figure": name, "alt": alt, "caption": caption, "controls": inputs, "states": states})
     text = f'{rest[:-1]},"parts":[{",".join(parts)}]}}'.replace("</", r"<\/")
     if "$" in text:
         raise ValueError(f"{name} has TeX: {text[max(text.index('$') - 40, 0) : text.index('$') + 40]!r}")

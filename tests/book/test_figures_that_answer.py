@@ -16,6 +16,7 @@ def test_a_figure_answers_to_the_keyboard_and_to_the_pointer(tab, address, name,
     tab.goto(f"{address}/{name}.html", wait_until="load")
     whole = tab.locator(f"#{figure} .answer")
     assert not tab.locator(f"#{figure} > svg").is_visible()
+    assert tab.locator(f"#{figure} .caption-text:visible").count() == 1
 
     def drawn():
         return whole.locator("svg").evaluate_all("all => all.map(one => one.innerHTML).join()")
@@ -47,6 +48,7 @@ def test_without_javascript_and_in_print_it_is_a_still_picture(tab, still, addre
         page.emulate_media(media=media)
         assert page.locator(f"#{figure} > svg").is_visible()
         assert page.locator(f"#{figure} .answer:visible").count() == 0
+        assert page.locator(f"#{figure} .caption-text:visible").count() == 1
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in ANSWERS}))
