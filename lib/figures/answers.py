@@ -37,7 +37,7 @@ def answering(name, draw, controls, start=None, n=1, size=(3.3, 2.9), alt="", ca
     caption: of the interactive figure, where those of the still one do not fit. `draw(axes, *values)` draws on n empty
     axes of `size` inches, and sets limits. controls: for each label the values that it runs through; numbers make a
     slider, words a list, True and False a box to tick. start: the initial values that are not the first ones of their
-    lists. The script knows lines, markers, filled areas, images, texts, titles and ticks, with plain letters and no TeX.
+    lists. The script knows lines, markers, filled areas, images, texts, titles and ticks, in plain letters, no TeX.
     Raises ValueError for a start that is not a value of its control, or for TeX.
     """
     for label, value in (start := start or {}).items():
