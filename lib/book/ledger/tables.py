@@ -104,7 +104,7 @@ def place_of(claim: dict, statements: dict[str, str]) -> str | None:
 def measured_by(text: str, records: dict[str, dict]) -> str:
     """A page's Markdown with lines on what measures its statements: claims, their verdicts and first headline values.
 
-    In a directive the line is the last one in its box; else it stands below the label, and the heading if one follows.
+    In a directive the line is the last one in its box, in a section it stands below the heading, else above the label.
     """
     declared = declarations.read().claims
     for found in reversed([*_LABEL.finditer(text)]):  # from the end, so that what was found stays where it is
@@ -115,7 +115,8 @@ def measured_by(text: str, records: dict[str, dict]) -> str:
                 fences = re.findall(r"^(:{3,}|`{3,})\{", text[: found.start()], re.MULTILINE)
                 end = re.compile(rf"^(?={fences[-1]}[ \t]*$)", re.MULTILINE).search(text, found.end()).end()
             else:
-                end = re.compile(r"(\s*#.*)?").match(text, found.end()).end()
+                heading = re.compile(r"\s*#.*").match(text, found.end())
+                end = heading.end() if heading else found.start()
             linked = (linked_verdict(name, records.get(name)) + _first_value(records.get(name)) for name in about)
             text = f'{text[:end]}\n\n<p class="claim-note"><b>Measured</b> by {"; ".join(linked)}</p>\n\n{text[end:]}'
     return text
