@@ -78,12 +78,12 @@ def _counts(records: dict[str, dict]) -> dict[str, int]:
 
 
 def linked_verdict(name: str, record: dict | None) -> str:
-    """The claim's name and its verdict; from a page beside it, the name links to the cell that measures the claim, or
-    else to its row in the ledger."""
-    badge = PARTS.badge("not run")
+    """What the claim is about and its verdict; from a page beside it, the words link to the cell that measures the
+    claim, or else to its row in the ledger."""
+    declared, badge = declarations.read().claims[name], PARTS.badge("not run")
     if record:
-        badge = PARTS.badge(record["verdict"], record["dataset"], declarations.read().claims[name].get("settings"))
-    return f"{PARTS.claim_link(name, record, '../')} {badge}"
+        badge = PARTS.badge(record["verdict"], record["dataset"], declared.get("settings"))
+    return f"{PARTS.claim_link(declared['about'], record, '../', name)} {badge}"
 
 
 def places(texts: dict[str, str]) -> dict[str, str]:
@@ -102,7 +102,7 @@ def place_of(claim: dict, statements: dict[str, str]) -> str | None:
 
 
 def measured_by(text: str, records: dict[str, dict]) -> str:
-    """A page's Markdown with lines on what measures its statements: claims, their verdicts and first headline values.
+    """A page's Markdown with lines on what measures its statements: claims and their verdicts.
 
     In a directive the line is the last one in its box, in a section it stands below the heading, else above the label.
     """
@@ -117,16 +117,9 @@ def measured_by(text: str, records: dict[str, dict]) -> str:
             else:
                 heading = re.compile(r"\s*#.*").match(text, found.end())
                 end = heading.end() if heading else found.start()
-            linked = (linked_verdict(name, records.get(name)) + _first_value(records.get(name)) for name in about)
-            text = f'{text[:end]}\n\n<p class="claim-note"><b>Measured</b> by {"; ".join(linked)}</p>\n\n{text[end:]}'
+            linked = (linked_verdict(name, records.get(name)) for name in about)
+            text = f'{text[:end]}\n\n<p class="claim-note"><b>Measured</b>: {"; ".join(linked)}</p>\n\n{text[end:]}'
     return text
-
-
-def _first_value(record: dict | None) -> str:
-    """The first headline quantity of a judged claim and its value."""
-    expect = declarations.read().claims[record["id"]]["expect"] if record else {}
-    key = next((key for key in _part(expect, "headline") if key in record["measured"]), None)
-    return f", {_indexed(key)}: {_rounded(record['measured'][key], expect[key])}" if key else ""
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:

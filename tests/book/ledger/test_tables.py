@@ -166,19 +166,24 @@ It is so.
 
 (sec-two)=
 ## Two
+
+(fold-three)=
+In a fold.
 """
 
 
 def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     two = claim(id="fc-two", stated="sec-two")
-    files([claim(stated="thm-one sec-two"), two, claim(id="fc-three")])
+    files([claim(stated="thm-one sec-two"), two, claim(id="fc-three", stated="fold-three")])
     found = tables.places({"part/one": PAGE})
-    assert found == {"thm-one": "part/one.html#thm-one", "sec-two": "part/one.html#sec-two"}
+    assert found == {label: f"part/one.html#{label}" for label in ("thm-one", "sec-two", "fold-three")}
     assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in tables.ledger({}, {}, found)
     shown = tables.measured_by(PAGE, {"fc-one": claims.judge(record())})
-    first, second = re.findall(r'<p class="claim-note"><b>Measured</b> by (.*)</p>', shown)
+    first, second, third = re.findall(r'<p class="claim-note"><b>Measured</b>: (.*)</p>', shown)
     assert "theorems.html#claim-fc-one" in first and "ledger.html#ledger-fc-two" in second
+    assert "ledger.html#ledger-fc-three" in third
     assert shown.index("It is so.\n\n\n<p") < shown.index(":::\n\n(sec-two)=") < shown.index("## Two\n\n<p")
+    assert shown.endswith("</p>\n\n(fold-three)=\nIn a fold.\n")
     assert re.sub('\n\n<p class="claim-note">.*</p>\n\n', "", shown) == PAGE
 
 
