@@ -11,9 +11,16 @@ ANSWERS = [(page.name, name) for page in chapters.chapters()
 KEYS = {"range": "ArrowRight", "select-one": "ArrowDown", "checkbox": " "}
 
 
+def unfolded(page, figure):
+    """Open the fold in which the figure may stand."""
+    for title in page.locator(f"details:has(#{figure}) > summary").all():
+        title.click()
+
+
 @pytest.mark.parametrize(("name", "figure"), ANSWERS)
 def test_a_figure_answers_to_the_keyboard_and_to_the_pointer(tab, address, name, figure):
     tab.goto(f"{address}/{name}.html", wait_until="load")
+    unfolded(tab, figure)
     whole = tab.locator(f"#{figure} .answer")
     assert not tab.locator(f"#{figure} > svg").is_visible()
     assert tab.locator(f"#{figure} .caption-text:visible").count() == 1
@@ -45,6 +52,7 @@ def test_a_figure_answers_to_the_keyboard_and_to_the_pointer(tab, address, name,
 def test_without_javascript_and_in_print_it_is_a_still_picture(tab, still, address, name, figure):
     for page, media in ((still, "screen"), (tab, "print")):
         page.goto(f"{address}/{name}.html", wait_until="load")
+        unfolded(page, figure)
         page.emulate_media(media=media)
         assert page.locator(f"#{figure} > svg").is_visible()
         assert page.locator(f"#{figure} .answer:visible").count() == 0
