@@ -113,6 +113,11 @@ def panels(n, columns=2, size=None, subplot_kw=None):
     return fig, axes
 
 
+def headline(fig, message):
+    """Give a figure its message as a title, bold and at the left."""
+    fig.suptitle(message, x=0.01, ha="left", weight="bold", size=13)
+
+
 def along(line, text, x=None, shift=None, **options):
     """Label a line of `ax.plot` where it runs, in its colour: above its point nearest to x, or at its end.
 
