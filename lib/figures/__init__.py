@@ -10,6 +10,7 @@ import math
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib_inline.config import InlineBackend
 
 #: The palette of Okabe and Ito without black and yellow, which vanish on a dark or on a white page.
@@ -22,6 +23,12 @@ COLORS = {
     "sky": "#56B4E9",
     "grey": "#767676",
 }
+
+_RED, _BLUE = COLORS["vermillion"], COLORS["blue"]
+#: For the entries of a matrix: red is negative, blue is positive, and zero shows the page, white or dark.
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0, _RED), (0.5, to_rgba(_RED, 0)), (0.5, to_rgba(_BLUE, 0)), (1, _BLUE)]
+)
 
 #: One colour per concept, for vegetable, dairy, meat, then further ones.
 CONCEPTS = [COLORS[name] for name in ("green", "blue", "vermillion", "purple", "orange", "sky")]
@@ -194,7 +201,7 @@ def gram(ax, vectors):
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
     limit = np.abs(cosines).max()
-    image = ax.imshow(cosines, cmap="PuOr_r", vmin=-limit, vmax=limit)
+    image = ax.imshow(cosines, cmap=SIGNED, vmin=-limit, vmax=limit)
     ax.set(xticks=[], yticks=[])
     ax.figure.colorbar(image, ax=ax, shrink=0.8).outline.set_visible(False)
     return ax
