@@ -196,6 +196,12 @@ def test_a_kept_file_runs_no_code_and_is_named(build, capsys):
     assert "intruder" not in capsys.readouterr().out
 
 
+def test_runs_that_differ_only_in_their_seed_are_kept_apart(build):
+    runs = [["label smoothing", 0.1, seed] for seed in (1, 2)]
+    assert resume.run(lambda part: [seed for *_, seed in part], runs, "seeds") == [1, 2]
+    assert again(lambda part: [], runs[::-1], "seeds") == [2, 1]
+
+
 def test_computations_of_other_names_are_kept_apart_and_a_name_serves_once(build):
     resume.run(lambda part: part, [1, 2], "the numbers")
     assert resume.run(squares, [1, 2], "their squares") == [1, 4]
