@@ -140,6 +140,17 @@ def test_a_figure_that_answers_has_a_state_for_every_setting_and_writes_what_the
     assert not plt.get_fignums()
 
 
+def test_the_zeros_of_a_matrix_show_the_page_in_a_figure_that_answers_too():
+    def draw(axes, at):
+        axes[0].imshow([[-1.0, 0.0, 1.0]], cmap=figures.SIGNED, vmin=-1, vmax=1)
+
+    found, drawn = states(answers.answering("fig-x", draw, {"at": [1]}).data)
+    colors = found["parts"][drawn[0][0][-1]["look"]]["colors"]
+    red, zero, blue = colors[0], colors[len(colors) // 2], colors[-1]
+    assert red == figures.COLORS["vermillion"].lower() + "ff" and blue == figures.COLORS["blue"].lower() + "ff"
+    assert zero.endswith("00")  # transparent
+
+
 def test_a_figure_that_answers_takes_plain_letters_and_a_start_that_there_is():
     def draw(axes, at):
         axes[0].set_title(r"$\lambda$")

@@ -152,7 +152,7 @@ def _cells(ax, image):
     values, (left, right, bottom, top) = np.ma.filled(image.get_array().astype(float), np.nan), image.get_extent()
     corners = [(left, top), (right, bottom)] if image.origin == "upper" else [(left, bottom), (right, top)]
     limits = [float(f"{limit:.4g}") for limit in image.get_clim()]
-    colors = [to_hex(image.to_rgba(value)) for value in np.linspace(*limits, 65)]
+    colors = [to_hex(image.to_rgba(value), keep_alpha=True) for value in np.linspace(*limits, 65)]
     numbers = [None if math.isnan(value) else float(f"{value:.3g}") for value in values.ravel()]
     box = _places(ax, corners, ax.transData).ravel().astype(int).tolist()
     shape = {"box": box, "columns": values.shape[1], "values": numbers}
