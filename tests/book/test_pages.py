@@ -136,8 +136,9 @@ def test_the_code_that_prepares_a_page_stands_in_the_line_under_its_title(name, 
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
-def test_a_lesson_ends_with_what_to_remember_and_its_evidence_is_folded(name, article):
+def test_a_lesson_says_how_long_it_takes_and_ends_with_what_to_remember_and_folded_evidence(name, article):
     if article(name).select(".claim"):
+        assert re.search(r"^About [a-z]+ minutes\. (Builds on|Needs) .*", article(name).get_text(), re.MULTILINE)
         last = [text.rstrip("#") for level, text in headings(article(name)) if level == 2][-2:]
         assert last == ["What to remember", "Evidence"]
         heading, *folds = article(name).select_one("#evidence").find_all(recursive=False)
@@ -161,7 +162,12 @@ def test_a_statement_says_whose_it_is_what_is_printed_where_it_is_proven_and_wha
         title = box.select_one(".admonition-title").get_text()
         if re.search(authors, title):
             text = box.get_text(" ")
-            parts = [part for part in ("As printed.", "Printed", "Here", "Proven", "Measured") if part in text]
-            assert parts in (["As printed.", "Proven", "Measured"], ["Printed", "Here", "Proven", "Measured"]), title
+            parts = [
+                part
+                for part in ("As in the paper.", "In the paper", "In this book", "Proven", "Checked")
+                if part in text
+            ]
+            changed = ["In the paper", "In this book", "Proven", "Checked"]
+            assert parts in (["As in the paper.", "Proven", "Checked"], changed), title
         else:
             assert "not in the paper" in title or "/synthesis/" in name, title

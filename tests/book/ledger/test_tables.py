@@ -179,7 +179,7 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     assert found == {label: f"part/one.html#{label}" for label in ("thm-one", "sec-two", "fold-three")}
     assert '<a href="../part/one.html#thm-one">Theorem 1</a>' in tables.ledger({}, {}, found)
     shown = tables.measured_by(PAGE, {"fc-one": claims.judge(record())})
-    first, second, third = re.findall(r'<p class="claim-note"><b>Measured</b>: (.*)</p>', shown)
+    first, second, third = re.findall(r'<p class="claim-note"><b>Checked</b>: (.*)</p>', shown)
     assert "theorems.html#claim-fc-one" in first and "ledger.html#ledger-fc-two" in second
     assert "ledger.html#ledger-fc-three" in third
     assert shown.index("It is so.\n\n\n<p") < shown.index(":::\n\n(sec-two)=") < shown.index("## Two\n\n<p")
