@@ -77,14 +77,13 @@ def _counts(records: dict[str, dict]) -> dict[str, int]:
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
-def linked_verdict(name: str, record: dict | None, of: str = "") -> str:
-    """What the claim is about and its verdict, with the words `of` before one that contradicts; from a page beside it,
-    the first words link to the cell that measures the claim, or else to its row in the ledger."""
+def linked_verdict(name: str, record: dict | None, in_box: bool = False) -> str:
+    """What the claim is about and its verdict; from a page beside it, the words link to the cell that measures the
+    claim, or else to its row in the ledger. In the box of a statement, which is right, what is contradicted is the
+    paper's version."""
     declared, badge = declarations.read().claims[name], PARTS.badge("not run")
     if record:
-        badge = PARTS.badge(record["verdict"], record["dataset"], declared.get("settings"))
-        if record["verdict"].startswith("contradicted"):
-            badge = of + badge
+        badge = PARTS.badge(record["verdict"], record["dataset"], declared.get("settings"), in_box)
     return f"{PARTS.claim_link(declared['about'], record, '../', name)} {badge}"
 
 
@@ -119,7 +118,7 @@ def measured_by(text: str, records: dict[str, dict]) -> str:
             else:
                 heading = re.compile(r"\s*#.*").match(text, found.end())
                 end = heading.end() if heading else found.start()
-            linked = (linked_verdict(name, records.get(name), "in the paper’s version ") for name in about)
+            linked = (linked_verdict(name, records.get(name), in_box=True) for name in about)
             text = f'{text[:end]}\n\n<p class="claim-note"><b>Checked</b>: {"; ".join(linked)}</p>\n\n{text[end:]}'
     return text
 
