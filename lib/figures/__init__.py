@@ -25,7 +25,7 @@ COLORS = {
 }
 
 _RED, _BLUE = COLORS["vermillion"], COLORS["blue"]
-#: For the entries of a matrix: red is negative, blue is positive, and zero shows the page, white or dark.
+#: For matrices. Red is negative, blue is positive, and zero shows the page, white or dark.
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, _RED), (0.5, to_rgba(_RED, 0)), (0.5, to_rgba(_BLUE, 0)), (1, _BLUE)], N=257
 )  # an odd number of colours, of which the middle one is for zero
