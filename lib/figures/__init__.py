@@ -26,6 +26,8 @@ COLORS = {
 
 _RED, _BLUE = COLORS["vermillion"], COLORS["blue"]
 #: For matrices. Red is negative, blue is positive, and zero shows the page, white or dark.
+#:
+#: :meta hide-value:
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, _RED), (0.5, to_rgba(_RED, 0)), (0.5, to_rgba(_BLUE, 0)), (1, _BLUE)], N=257
 )  # an odd number of colours, of which the middle one is for zero
