@@ -187,6 +187,13 @@ def test_a_statement_leads_to_its_check_and_the_ledger_to_the_statement(files):
     assert re.sub('\n\n<p class="claim-note">.*</p>\n\n', "", shown) == PAGE
 
 
+def test_what_is_contradicted_beside_a_statement_is_the_version_of_the_paper(files):
+    files([claim(stated="thm-one")])
+    found = {"fc-one": claims.judge(record()) | {"verdict": "contradicted: another constant"}}
+    assert "the paper’s version: another constant" in tables.measured_by(PAGE, found)
+    assert "contradicted: another constant" in tables.linked_verdict("fc-one", found["fc-one"])
+
+
 def test_every_claim_names_a_statement_that_a_chapter_tells():
     texts = {page.short: page.text for page in chapters()}
     stated = {label for entry in declarations.read().claims.values() for label in declarations.stated(entry)}
