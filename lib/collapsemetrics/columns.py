@@ -30,3 +30,12 @@ def named(layer: str) -> str:
     ('layer4', 'features')
     """
     return layer or "features"
+
+
+def called(layer: str, kind: str = "layer") -> str:
+    """What sentences call a layer, or another kind of module.
+
+    >>> called("fc", "head"), called("")
+    ("the head 'fc'", 'the model itself')
+    """
+    return f"the {kind} {layer!r}" if layer else "the model itself"

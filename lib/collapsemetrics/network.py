@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,8 @@ from torch.utils.data import DistributedSampler
 
 from . import _checks as checks
 from . import formulas
-from .columns import COLUMNS, named
-from .passes import PENULTIMATE, Head, Layer, Layers, Loader, Reader, as_head, own, peeked, randomness_kept
+from .columns import COLUMNS, called, named
+from .passes import PENULTIMATE, PLAIN, Classifier, Head, Layers, Loader, Reader, as_head, own, peeked, randomness_kept
 from .streaming import ClassStatistics
 from .table import ClassMeans, Measures
 
@@ -28,7 +29,7 @@ def measure(
     layers: Layers = None,
     device: torch.device | str | None = None,
     *,
-    head: Layer | None = None,
+    head: Classifier | None = None,
     K: int | None = None,
     nc4: bool = False,
     reduce: str | Callable[..., Tensor] = "mean",
@@ -60,15 +61,18 @@ def measure(
         each pass are neither what the model was trained on nor what the next measurement sees.
     layers
         Submodules whose outputs are the features, or their names as in `model.named_modules()`; or `"penultimate"`, the
-        default, which is the input of the head. If a module runs several times in a pass, its last output counts; if an
-        output is a tuple, its first entry.
+        default, which is the input of the head. If a module runs several times in a pass, its last output counts, or
+        all of them, joined, where each is of a part of the batch; if an output is a tuple, its first entry.
     device
         Where batches are moved; by default to the device of the model's first parameter. The model is not moved.
+        Inputs in a precision that none of its weights has are given that of the first.
     head
         The classifier, a module (or its name) with a `weight: (K, d)` and perhaps a `bias: (K,)`, or a convolution over
         single positions. By default the module whose output is the model's: as it is, averaged over positions, or at
         one of the tokens, as in sequence classifiers; that token then stands for the sample. It is found by running the
-        first batch once more.
+        first batch once more. Of several runs of the head the one counts whose output is the model's. Where no module
+        is the classifier, give `(W, b)`, of shapes `(K, d)` and `(K,)` or None, and as the last of the `layers` the one
+        that it reads.
     K
         Number of classes; by default the number of rows of the head's weight. If it differs from that, there is no
         `nc3`.
@@ -104,15 +108,17 @@ def measure(
     Measures
         One dictionary for each layer: `layer`, `d`, `samples`; `nc1`, and `nc1_chance`, the same with labels drawn at
         random; `trace_ratio` and its debiased value; `cdnv`; `relative_spread`; `nc2_etf` and `uniformity` of the
-        centred class means, `nc2_of` of the class means as they are; for `"penultimate"` `nc3`, `duality` and `nc4`,
-        None for other layers; `numerical_rank` of the centred means and `condition_number`, over the `min(K - 1, d)`
-        directions that they can span. With a `test_loader` also `dilation`, with an `outside_loader` `nc5`.
+        centred class means, `nc2_of` of the class means as they are; for what the head reads `nc3`, `duality` and
+        `nc4`, None for other layers; `numerical_rank` of the centred means and `condition_number`, over the
+        `min(K - 1, d)` directions that they can span. With a `test_loader` also `dilation`, with an `outside_loader`
+        `nc5`.
 
     Raises
     ------
     ValueError
-        For a name that no module has, a layer that does not run or does not give such features, features wider than
-        8192, a model whose output is that of no linear layer, labels outside `0..K-1`, an empty class or loader,
+        For a model that is no `torch.nn.Module` or has no values, a name that no module has, a layer that does not run
+        or does not give such features, features wider than 8192, a model whose output is that of no linear layer or
+        that returns several two-dimensional tensors, without `head`; labels outside `0..K-1`, an empty class or loader,
         `K < 2`, features that are not finite, and `nc4` without `"penultimate"`, or with many samples from a loader
         that can be read once only.
 
@@ -129,7 +135,9 @@ def measure(
     checks.one_of(("classes", "samples"), centre=centre)
     checks.one_of(("refuse", "skip"), missing=missing)
     reader = Reader(model, layers, device, reduce, label_key)
-    if nc4 and PENULTIMATE not in reader.layers:
+    if isinstance(head, tuple | list):
+        reader.read_by_head = reader.layers[-1]
+    if nc4 and reader.read_by_head not in reader.layers:
         raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {reader.layers}")
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
     with randomness_kept(reader.device, loader, test_loader, outside_loader):
@@ -147,22 +155,25 @@ def measure(
     return found
 
 
-def _head(reader: Reader, batch, given: Layer | None, K: int | None) -> tuple[Head | None, int]:
-    """The head that was named, or else the one found by running a batch, and the number of classes.
+def _head(reader: Reader, batch, given: Classifier | None, K: int | None) -> tuple[Head | None, int]:
+    """The head that was given, or else the one found by running a batch, and the number of classes.
 
     The head is None where none is needed; by default there are as many classes as it has rows.
     """
     head = None
-    if given is not None:
+    if isinstance(given, tuple | list):
+        W, b = given
+        if PENULTIMATE in reader.layers:
+            raise ValueError("head = (W, b): give as layers= the layer that it reads, the last if there are several")
+        head = as_head("(W, b)", SimpleNamespace(weight=W, bias=b))
+    elif given is not None:
         name = reader.name(given)
         head = as_head(name, reader.modules[name])
     elif K is None or PENULTIMATE in reader.layers:
         head = reader.find_head(batch)
-        if head is None:
-            raise ValueError("the output of the model is that of no linear layer: name the head, or give layers and K")
     K = len(head.weight) if K is None else K
     if head and K == len(head.weight) == 1:
-        raise ValueError(f"the head {head.name!r} has one row: give the number of classes, K=2")
+        raise ValueError(f"{called(head.name, 'head')} has one row: give the number of classes, K=2")
     checks.integers(2, K=K)
     return head, K
 
@@ -178,7 +189,7 @@ def _of_training(
     for name, part in collected.items():
         row = {"layer": name, "d": part.d, "samples": part.samples} | part.measures(centre)
         row |= {"nc3": None, "duality": None, "nc4": None}
-        if name == PENULTIMATE and head.weight.shape == (K, part.d):
+        if name == reader.read_by_head and head.weight.shape == (K, part.d):
             W = head.weight[classes].to(part.means)
             row["nc3"] = formulas.nc3(W, part.means).item()
             row["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
@@ -187,9 +198,9 @@ def _of_training(
                 row["nc4"] = _disagreement(kept or _again(reader, loader), W, b, part.means, group)
         found.append(row)
         found.statistics[name] = ClassMeans(part.means, part.counts, part.variances)
-    found.notes = _notes(found, collected, head)
-    if nc4 and collected[PENULTIMATE].d != head.weight.shape[1]:
-        weight, d = tuple(head.weight.shape), collected[PENULTIMATE].d
+    found.notes = _notes(found, collected, reader)
+    if nc4 and collected[reader.read_by_head].d != head.weight.shape[1]:
+        weight, d = tuple(head.weight.shape), collected[reader.read_by_head].d
         found.notes.append(f"no NC4: the head {head.name!r} has the weight {weight}, features have d = {d}")
     if len(classes) < K:
         found.notes.append(f"{K - len(classes)} of {K} classes have no sample and are left out")
@@ -232,8 +243,8 @@ def _collected(
     with closing(reader.read(batches, labelled=K > 1)) as passed:
         for number, (features, y) in enumerate(passed):
             if keep is not None:
-                room -= features[PENULTIMATE].nbytes
-                keep.append(features[PENULTIMATE].clone())
+                room -= features[reader.read_by_head].nbytes
+                keep.append(features[reader.read_by_head].clone())
                 if room < 0:
                     keep.clear()
                     keep = None
@@ -243,7 +254,7 @@ def _collected(
                 try:
                     found[name].update(features[name], y)
                 except ValueError as error:
-                    raise ValueError(f"the layer {name!r}, batch {number}: {error}") from error
+                    raise ValueError(f"{called(name)}, batch {number}: {error}") from error
     if group is not None:
         for part in found.values():
             part.reduce(group)
@@ -257,7 +268,7 @@ def _statistics(name: str, K: int, d: int, device: torch.device) -> ClassStatist
     """Empty statistics of a layer; on the CPU for MPS, a device without float64."""
     if d > LARGEST_WIDTH:
         advice = 'use reduce="mean" or a layer of fewer dimensions'
-        raise ValueError(f"the layer {name!r} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
+        raise ValueError(f"{called(name)} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
     return ClassStatistics(K, d, "cpu" if device.type == "mps" else device, chance=K > 1)
 
 
@@ -272,22 +283,22 @@ def _classes(counts: Tensor, missing: str) -> Tensor:
     return seen
 
 
-def _notes(found: Measures, collected: dict[str, ClassStatistics], head: Head | None) -> list[str]:
+def _notes(found: Measures, collected: dict[str, ClassStatistics], reader: Reader) -> list[str]:
     """What a reader of the table has to know: samples in each class, head and centre, and what may mislead."""
     counts = next(iter(collected.values())).counts
     least, most = int(counts.min()), int(counts.max())
     notes = [f"{len(counts)} classes of {least if least == most else f'{least} to {most}'} samples"]
-    if PENULTIMATE in collected:
-        notes[0] += f"; the head is {head.name!r}"
+    if reader.read_by_head in collected:
+        notes[0] += f"; the head is {repr(found.head) if found.head else 'the model itself'}"
     notes[0] += f"; centred at the mean of {'the class means' if found.centre == 'classes' else 'all samples'}"
     if most > 2 * least:
         notes.append("unequal classes: NC1 and NC2 depend on the centre, and large classes decide the spreads")
-    plain = {each.forward for each in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-    if PENULTIMATE in collected and type(head.module).forward not in plain:
-        notes.append(f"the head {head.name!r} is no plain linear layer: NC3, duality and NC4 see weight and bias alone")
+    if PENULTIMATE in collected and type(reader.head.module).forward not in PLAIN:
+        what = called(found.head, "head")
+        notes.append(f"{what} is no plain linear layer: NC3, duality and NC4 see weight and bias alone")
     if few := _few(found, "nc1", counts):
         notes.append(f"too few samples of a class for their NC1, which may be far off: {few}")
-    return notes
+    return [*notes, *reader.notes]
 
 
 def _few(rows: Measures, column: str, counts: Tensor) -> str:
@@ -317,9 +328,9 @@ def _again(reader: Reader, loader: Loader) -> Iterator[Tensor]:
     """Features of the head's input from another pass."""
     if isinstance(loader, Iterator):
         raise ValueError("nc4 of so many features needs a second pass, and the loader can be read once only")
-    with closing(reader.read(peeked(loader)[1], [PENULTIMATE])) as batches:
+    with closing(reader.read(peeked(loader)[1], [reader.read_by_head])) as batches:
         for features, _ in batches:
-            yield features[PENULTIMATE]
+            yield features[reader.read_by_head]
 
 
 def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means: Tensor, group) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from itertools import chain
 from typing import NamedTuple
@@ -16,14 +17,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from . import _checks as checks
+from .columns import called
 
 Loader = Iterable | Callable[[], Iterable]
 Layer = str | nn.Module
 Layers = Layer | Iterable[Layer] | None
+Classifier = Layer | tuple[Tensor, Tensor | None]
 #: What :func:`~collapsemetrics.measure` calls the input of the head.
 PENULTIMATE = "penultimate"
 LABELS = ("labels", "label", "label_ids", "targets", "target", "y")  # keys under which a batch may hold its labels
 IGNORED = -100  # the label that PyTorch's and transformers' losses leave out
+PLAIN = {module.forward for module in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}  # those give W h + b
 
 
 class Head(NamedTuple):
@@ -37,15 +41,26 @@ class Head(NamedTuple):
 
 def as_head(name: str, module: nn.Module) -> Head:
     """The module as a head; ValueError unless its weight is `(K, d)` or that of a single-position convolution."""
-    if not _is_linear(module):
-        raise ValueError(f"the head {name!r} has no weight (K, d)")
+    if not _is_linear(module) or module.weight.is_meta:  # as an offloaded weight is
+        advice = "run a lazy layer once before; otherwise give head=(W, b), and as layers= the layer that it reads"
+        raise ValueError(f"{called(name, 'head')} has no weight (K, d) that can be read: {advice}")
     bias = getattr(module, "bias", None)
     return Head(name, module, module.weight.detach().flatten(1), None if bias is None else bias.detach())
 
 
 def _is_linear(module: nn.Module | None) -> bool:
     weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim >= 2 and weight.shape[2:].numel() == 1
+    if not isinstance(weight, Tensor) or nn.parameter.is_lazy(weight) or isinstance(module, nn.Embedding):
+        return False
+    return weight.is_floating_point() and weight.ndim >= 2 and weight.shape[2:].numel() == 1
+
+
+def _may_be_head(name: str, module: nn.Module) -> bool:
+    """Whether the module scores its very input by its weight; a network with a weight of its own has layers between."""
+    if not _is_linear(module) or type(module).forward in PLAIN:
+        return _is_linear(module) or callable(getattr(module, "weight", None))  # as that of a quantised layer is
+    weights = [getattr(part, "weight", None) for part in module.children()]
+    return (name != "" or isinstance(module, nn.Linear)) and (not weights or any(w is module.weight for w in weights))
 
 
 class Reader:
@@ -62,15 +77,26 @@ class Reader:
         The names of the layers.
     head
         The :class:`Head` whose input is `"penultimate"`, None until it is set.
+    read_by_head
+        The name of the layer that the head reads, `"penultimate"` until another one is set.
+    notes
+        What a reader of the measures has to know, as sentences.
     """
 
     def __init__(self, model: nn.Module, layers: Layers, device, reduce: str | Callable, label_key: str | None):
+        if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+            raise ValueError(f"model is a {type(model).__name__}; an nn.Module that is no ScriptModule is needed")
         self.model, self.reduce, self.label_key = model, reduce, label_key
         self.modules = {PENULTIMATE: None, **dict(model.named_modules())}
         layers = [layers] if isinstance(layers, str | nn.Module) else layers or [PENULTIMATE]
         self.layers = list(dict.fromkeys(map(self.name, layers)))
         self.device = torch.device(next((p.device for p in model.parameters()), "cpu") if device is None else device)
+        if self.device.type == "meta":
+            raise ValueError("the weights are on the meta device: load them, or give device= if they are offloaded")
+        self.dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self.head: Head | None = None
+        self.read_by_head = PENULTIMATE
+        self.notes: dict[str, bool] = {}
         if callable(reduce):
             given = inspect.signature(reduce).parameters.values()
             self.sees_batch = sum(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in given) > 1
@@ -86,33 +112,37 @@ class Reader:
             checks.one_of(filter(None, self.modules), module=given)
         return given
 
-    def find_head(self, batch) -> Head | None:
-        """The module whose output is the model's, found by running a batch; the last of several, None if there is none.
+    def find_head(self, batch) -> Head:
+        """The module whose output is the model's, found by running a batch; the last of several, ValueError if none is.
 
         The module may also give the model's output for each token, of which the model takes one, or for each position,
-        over which the model averages.
+        over which the model averages; or it may run several times, and once give the model's output or its first rows.
         """
-        outputs: dict[str, Tensor] = {}  # of the first sample, in the order in which the modules have run
+        outputs: dict[str, list[Tensor]] = {}  # of the first sample, in the order in which the modules have run
 
         def keep(name):
             def hook(module, inputs, named, output):
-                if isinstance(output, Tensor):
-                    outputs.pop(name, None)  # the last of several runs counts
-                    outputs[name] = output[:1].clone()  # a view would keep all
+                if isinstance(output, Tensor) and output.ndim > 1 and _may_be_head(name, module):
+                    outputs.setdefault(name, []).append(output[:1].clone())  # a view would keep all
 
             return hook
 
         hooks = []
         for name, module in self.model.named_modules():
-            if _is_linear(module) and not isinstance(module, nn.Embedding):
+            if not isinstance(module, torch.jit.ScriptModule):
                 hooks.append((module, keep(name)))
         x, _ = self._split(batch)
         with evaluated(self.model, hooks), torch.no_grad():
             logits = _logits(self._run(x)[1])
-        if logits is None:
-            return None
-        found = [name for name, output in outputs.items() if _gives(output, logits[:1])]
-        return as_head(found[-1], self.modules[found[-1]]) if found else None
+        reason, seen, found = "the model returns no scores (n_samples, K), or several tensors that may be these", [], []
+        if logits is not None:
+            reason = "the output of the model is that of no linear layer"
+            seen = [name for name, runs in outputs.items() if runs[-1].shape == logits[:1].shape]
+            found = [name for name, runs in outputs.items() if any(_gives(output, logits[:1]) for output in runs)]
+        if not found:
+            saw = f" (of its shape are those of {', '.join(map(repr, seen))})" if seen else ""
+            raise ValueError(f"{reason}{saw}: name the head, or give layers= with K= or with head=(W, b)")
+        return as_head(found[-1], self.modules[found[-1]])
 
     def read(
         self, batches: Iterable, layers: list[str] | None = None, labelled: bool = True
@@ -123,7 +153,7 @@ class Reader:
         not run, and for anything that is not a batch.
         """
         layers = self.layers if layers is None else layers
-        outputs: dict[str, object] = {}
+        outputs: dict[str, list] = {}  # of each run of a layer in a pass
         with evaluated(self.model, [self._hook(name, outputs) for name in layers]):
             for batch in batches:  # `enumerate` would keep one while the next is made
                 x, y = self._split(batch)
@@ -132,10 +162,11 @@ class Reader:
                     x, result = self._run(x)
                 for name in layers:
                     if name not in outputs:
-                        raise ValueError(f"the layer {name!r} does not run when the model does")
+                        raise ValueError(f"{called(name)} does not run when the model does")
+                n = np.shape(y)[0] if np.ndim(y) else 0
                 if PENULTIMATE in outputs:
-                    outputs[PENULTIMATE] = _chosen(*outputs[PENULTIMATE], _logits(result))
-                features = {name: self._rows(name, outputs.pop(name), x) for name in layers}
+                    outputs[PENULTIMATE] = [self._given(outputs[PENULTIMATE], _logits(result), n)]
+                features = {name: self._rows(name, _whole(outputs.pop(name), n), x) for name in layers}
                 del x, result
                 n = len(features[layers[0]])
                 y = checks.integers_of(y) if labelled else torch.zeros(n).long()
@@ -147,18 +178,28 @@ class Reader:
                 features.clear()  # even if the caller still holds them
 
     def _hook(self, name: str, outputs: dict) -> tuple[nn.Module, Callable]:
-        """A module and the hook that keeps what it gives, for the head what it is given and gives."""
+        """A module and the hook that keeps what it gives in each run, for the head what it is given and gives."""
 
         def of_layer(module, inputs, named, output):
-            outputs[name] = _copied(output)  # the next module may work in place
+            outputs.setdefault(name, []).append(_copied(output))  # the next module may work in place
 
         def of_head(module, inputs, named, output):
             given = _copied(next(chain(inputs, named.values())))
             if module.weight.ndim == 3 and isinstance(given, Tensor):  # a convolution: (N, d, T) to tokens (N, T, d)
                 given = given.mT
-            outputs[name] = given, output
+            outputs.setdefault(name, []).append((given, output))
 
         return (self.head.module, of_head) if name == PENULTIMATE else (self.modules[name], of_layer)
+
+    def _given(self, runs: list[tuple], logits: Tensor | None, n: int):
+        """What the head reads: of several runs, in that whose output is the model's, or in all that share n samples."""
+        given, scores = (_whole(parts, n) for parts in zip(*runs, strict=True))
+        if len(runs) > 1 and scores is runs[-1][1]:
+            matching = [run for run in runs if logits is not None and _gives(run[1], logits)]
+            if not matching:
+                self.notes[f"{called(self.head.name, 'head')} runs several times in a pass: its last run counts"] = True
+            given, scores = (matching or runs)[-1]
+        return _chosen(given, scores, logits)
 
     def _split(self, batch) -> tuple:
         """Inputs and labels of a batch."""
@@ -176,22 +217,28 @@ class Reader:
     def _run(self, x) -> tuple:
         """The inputs, moved to the device, and the model's output."""
         if isinstance(x, Mapping):
-            x = {name: _moved(value, self.device) for name, value in x.items()}
+            x = {name: self._moved(value) for name, value in x.items()}
             return x, self.model(**x)
         if isinstance(x, tuple | list) and not hasattr(x, "to"):  # a packed sequence is a tuple too
-            x = tuple(_moved(value, self.device) for value in x)
+            x = tuple(self._moved(value) for value in x)
             return x, self.model(*x)
-        x = _moved(x, self.device)
+        x = self._moved(x)
         return x, self.model(x)
+
+    def _moved(self, value):
+        """An input on the device, with the precision of the weights if none of them has its own."""
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype not in self.dtypes:
+            return value.to(self.device, next(iter(self.dtypes), value.dtype))
+        return value.to(self.device) if hasattr(value, "to") else value
 
     def _rows(self, name: str, output, x) -> Tensor:
         """Features `(n_samples, d)` made from a module's output."""
         if callable(self.reduce):
             output = self.reduce(output, x) if self.sees_batch else self.reduce(output)
             if not isinstance(output, Tensor) or output.ndim != 2:
-                raise ValueError(f"reduce makes {_kind(output)} of the layer {name!r}; a tensor (n_samples, d) needed")
+                raise ValueError(f"reduce makes {_kind(output)} of {called(name)}; a tensor (n_samples, d) needed")
         if not isinstance(output, Tensor) or output.ndim < 2:
-            raise ValueError(f"the layer {name!r} gives {_kind(output)}; a tensor (n_samples, ...) needed")
+            raise ValueError(f"{called(name)} gives {_kind(output)}; a tensor (n_samples, ...) needed")
         if output.ndim == 2 or self.reduce == "flatten":
             return output.flatten(1)
         dtype = torch.promote_types(output.dtype, torch.float32)
@@ -227,12 +274,15 @@ def evaluated(model: nn.Module, hooks: Iterable[tuple[nn.Module, Callable]]):
     """The model in evaluation mode, with hooks `(module, inputs, named inputs, output)`; afterwards as it was."""
     training = {module: module.training for module in model.modules()}
     handles, fused = [], torch.backends.mha.get_fastpath_enabled()
+    compiled = "torch._dynamo" in sys.modules  # perhaps the model, too; the import is slow
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer does not run its parts
         for module, hook in hooks:
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        yield
+        # compiled code does not run the hooks that it was compiled without
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -265,9 +315,11 @@ def randomness_kept(device: torch.device, *loaders):
 
 
 def _logits(result) -> Tensor | None:
-    """The scores among what a model returned."""
+    """The scores among what a model returned: its only two-dimensional tensor, or else what comes first."""
     result = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", result)
-    result = result[0] if isinstance(result, tuple | list) and result else result
+    if isinstance(result, tuple | list) and result:
+        flat = [part for part in result if isinstance(part, Tensor) and part.ndim == 2] or list(result[:1])
+        result = flat[0] if len(flat) == 1 else None
     return result if isinstance(result, Tensor) and result.ndim >= 2 else None
 
 
@@ -275,7 +327,7 @@ def _gives(output: Tensor, logits: Tensor) -> bool:
     """Whether a module's output is the model's: as is, at one of the tokens, or averaged over tokens or positions."""
     if output.ndim == logits.ndim or logits.ndim != 2:
         return output.shape == logits.shape and torch.equal(output, logits)
-    if output.ndim == 3 and output.shape[2] == logits.shape[1] and _tokens(output, logits) is not None:
+    if output.ndim == 3 and output.shape[::2] == logits.shape and _tokens(output, logits) is not None:
         return True
     averaged = output.mean(1) if output.ndim == 3 else output.flatten(2).mean(2)
     return averaged.shape == logits.shape and torch.allclose(averaged, logits, rtol=1e-4, atol=1e-6)
@@ -304,8 +356,10 @@ def _copied(output):
     return output.clone() if isinstance(output, Tensor) else output
 
 
-def _moved(value, device: torch.device):
-    return value.to(device) if hasattr(value, "to") else value
+def _whole(parts: Sequence, n: int):
+    """What a layer gives in all of its runs if each of them had a part of the n samples, or else in the last."""
+    sizes = [len(part) if isinstance(part, Tensor) and part.ndim else 0 for part in parts]
+    return torch.cat(parts) if len(parts) > 1 and all(sizes) and sum(sizes) == n else parts[-1]
 
 
 def _kind(output) -> str:

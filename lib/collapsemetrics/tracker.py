@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from torch import nn
 
 from ._checks import integers, one_of
+from .columns import named
 from .network import measure
 from .passes import Layers, Loader
 from .table import Measures
@@ -83,7 +84,7 @@ class Tracker:
         self.options.setdefault("head", self.last.head)
         self.rows += [{"epoch": epoch} | row for row in self.last]
         return {
-            f"{column}/{row['layer']}": value
+            f"{column}/{named(row['layer'])}": value
             for row in self.last
             for column, value in row.items()
             if column not in ("layer", "d", "samples") and value is not None

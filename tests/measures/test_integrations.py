@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from collapsemetrics import measure
 from lib.data.vision import torchvision  # noqa: F401  # which the packages import, beside any torch
-from small_network import noisy_network, numbers, samples
+from small_network import network, noisy_network, numbers, samples
 
 L = pytest.importorskip("lightning.pytorch")
 transformers = pytest.importorskip("transformers")
@@ -109,6 +109,13 @@ def test_lightning_rows_are_what_measure_finds(tmp_path):
     callback = CollapseCallback([samples(seed=1)])
     model, _ = fitted(tmp_path, callback, epochs=1)
     assert callback.tracker.rows[-1] == {"epoch": 1} | measure(model, [samples(seed=1)])[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_lightning_trains_in_the_precision_of_the_trainer(tmp_path, precision):
+    callback = CollapseCallback([samples()], nc4=True)
+    fitted(tmp_path, callback, precision=precision)
+    assert epochs(callback.tracker.rows) == [0, 1, 2]
 
 
 def test_lightning_logs_the_numbers_where_loggers_and_other_callbacks_look(tmp_path):
@@ -226,3 +233,17 @@ def test_transformers_goes_on_with_the_rows_of_a_checkpoint(tmp_path):
     assert epochs(first.tracker.rows) == [0, 1, 2]  # the second epoch not to its end
     trained(tmp_path, again, epochs=2, resume=tmp_path / "checkpoint-4")
     assert epochs(again.tracker.rows) == [0, 1, 2] and again.tracker.rows[:2] == first.tracker.rows[:2]
+
+
+# accelerate -----------------------------------------------------------------------------------------------------------
+
+
+def test_accelerate_keeps_weights_elsewhere_and_the_head_is_given():
+    model, (x, y) = network(), samples()
+    expected, head = measure(model, [(x, y)])[0], [value.clone() for value in model[2].parameters()]
+    offloaded = pytest.importorskip("accelerate").cpu_offload(model, torch.device("cpu"))
+    for options, refused in (({}, "meta device"), ({"device": "cpu"}, "head '2' has no weight .*head=.W, b.")):
+        with pytest.raises(ValueError, match=refused):
+            measure(offloaded, [(x, y)], **options)
+    (row,) = measure(offloaded, [(x, y)], "1", device="cpu", head=head)
+    assert numbers(row) == numbers(expected)

@@ -228,6 +228,22 @@ class Overwriting(nn.Sequential):
         return scores
 
 
+class Twice(nn.Sequential):
+    """Runs its head on other features too, after those that its output comes from."""
+
+    def forward(self, x):
+        scores = self[1](h := self[0](x))
+        self[1](1 - h)
+        return scores
+
+
+class InParts(nn.Sequential):
+    """Runs on a part of the batch after the other."""
+
+    def forward(self, x):
+        return torch.cat([super(InParts, self).forward(part) for part in x.split(25)])
+
+
 def convolutional(*last):
     return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 5, 2), nn.ReLU(), *last, nn.Flatten())
 
@@ -243,6 +259,9 @@ POOL = nn.AdaptiveAvgPool2d(1)
         (HeadFirst(lambda scores: (scores, None)), lambda model, x: model.backbone(x), "head"),
         (HeadFirst(lambda scores: {"loss": None, "logits": scores}), lambda model, x: model.backbone(x), "head"),
         (Overwriting(nn.Linear(6, 8), nn.Linear(8, 3)), lambda model, x: model[0](x), "1"),
+        (Twice(nn.Linear(6, 8), nn.Linear(8, 3)), lambda model, x: model[0](x), "1"),
+        (InParts(nn.Linear(6, 8), nn.Linear(8, 3)), lambda model, x: model[0](x), "1"),
+        (nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3)), lambda model, x: model[0](x), "1"),
         (convolutional(POOL, nn.Conv2d(5, 3, 1)), lambda model, x: model[:3](x).mean((2, 3)), "4"),
         (convolutional(nn.Conv2d(5, 3, 1), POOL), lambda model, x: model[:3](x).mean((2, 3)), "3"),
     ],
@@ -251,7 +270,8 @@ def test_the_head_is_the_module_whose_output_is_the_models_and_the_features_are_
     (x, y), model = doubles(), model.double()
     module = model.get_submodule(head)
     found = measure(model, [(x, y)], nc4=True, centre="samples")
-    assert found.head == head and f"the head is {head!r}" in str(found) and "plain" not in str(found)
+    assert found.head == head and f"the head is {repr(head) if head else 'the model itself'};" in str(found)
+    assert not any(word in str(found) for word in ("plain", "several", "''"))
     check(found[0], of_head(features(model, x).detach(), y, module))
     for named in ({"head": head}, {"head": module}, {"K": 3}):
         assert measure(model, [(x, y)], nc4=True, centre="samples", **named) == found
@@ -259,11 +279,78 @@ def test_the_head_is_the_module_whose_output_is_the_models_and_the_features_are_
 
 def test_a_model_whose_output_is_no_modules_needs_the_name_and_a_head_that_is_not_plain_is_noted():
     model = HeadFirst(lambda scores: scores.softmax(1))
-    with pytest.raises(ValueError, match="that of no linear layer: name the head"):
+    with pytest.raises(ValueError, match="that of no linear layer .*: name the head"):
         measure(model, [samples()])
     assert measure(model, [samples()], head="head").head == "head"
     cosine = type("Cosine", (nn.Linear,), {"forward": lambda self, h: nn.functional.normalize(h) @ self.weight.T})
     assert "'1' is no plain linear layer" in str(measure(nn.Sequential(nn.ReLU(), cosine(6, 3)), [samples()]))
+
+
+def test_where_no_module_gives_the_output_of_the_model_those_are_named_that_give_its_shape():
+    class Averaged(HeadFirst):
+        def forward(self, x):
+            return self.head(self.backbone(x)) / 2 + self.auxiliary(self.backbone(x)) / 2
+
+    for model, seen in (Averaged(), "'head', 'auxiliary'"), (nn.Sequential(network(), nn.Softmax(1)), "'0.2'"):
+        with pytest.raises(ValueError, match=rf"of its shape are those of {seen}\): name the head.*head=\(W, b\)"):
+            measure(model, [samples()])
+
+
+class Angular(nn.Module):
+    """A network with the weight of its head beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.weight = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x):
+        return nn.functional.normalize(self.body(x)) @ nn.functional.normalize(self.weight).T
+
+
+def test_a_network_with_a_weight_of_its_own_is_no_head_that_reads_the_inputs():
+    """Although its weight has the width of its inputs, and its output is the model's."""
+    for model in (Angular(), nn.Sequential(Angular()), nn.DataParallel(Angular())):
+        with pytest.raises(ValueError, match="no linear layer: name the head"):
+            measure(model, [samples()])
+
+
+@pytest.mark.parametrize("width, K", [(3, None), (8, 3)])
+def test_of_several_tensors_that_may_be_the_scores_none_is_chosen(width, K):
+    model, (x, y) = nn.ModuleList([nn.Linear(6, width), nn.Linear(width, 3)]).double(), doubles()
+    model.forward = lambda x: ((h := model[0](x)), model[1](h))
+    with pytest.raises(ValueError, match="several tensors that may be these: name the head"):
+        measure(model, [(x, y)], K=K)
+    check(measure(model, [(x, y)], head="1", K=K, centre="samples")[0], of_features(model[0](x).detach(), y))
+
+
+def test_a_head_of_which_no_run_gives_the_output_of_the_model_is_noted():
+    model, (x, y) = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 3)]).double(), doubles()
+    model.forward = lambda x: model[1](model[0](x)) + model[1](model[0](-x))
+    found = measure(model, batches(x, y), head="1", centre="samples")
+    check(found[0], of_features(model[0](-x).detach(), y))
+    assert [note for note in found.notes if "several" in note] == [
+        "the head '1' runs several times in a pass: its last run counts"
+    ]
+
+
+def test_a_layer_that_runs_on_parts_of_a_batch_gives_the_features_of_all_of_it():
+    (x, y), model = doubles(), InParts(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    (row,) = measure(model, [(x, y)], "1", K=3, centre="samples")
+    check(row, of_features(model[0](x).relu().detach(), y))
+
+
+def test_a_head_that_is_no_module_is_given_as_its_weight_and_bias_and_reads_the_last_of_the_layers():
+    model, (x, y) = network().double(), doubles()
+    W, b = model[2].weight, model[2].bias
+    expected = measure(model, [(x, y)], ["0", "penultimate"], nc4=True)
+    body = model[:2]  # whose output no module scores
+    found = measure(nn.Sequential(body), [(x, y)], ["0.0", "0.1"], head=(W, b), nc4=True)
+    assert [numbers(row) for row in found] == [pytest.approx(numbers(row)) for row in expected]
+    assert found.K == 3 and "the head is '(W, b)';" in str(found)
+    (row,) = measure(nn.Sequential(body), [(x, y)], "0", head=(W, None))
+    assert row["nc3"] == pytest.approx(expected[1]["nc3"])
+    with pytest.raises(ValueError, match=r"head = \(W, b\): give as layers= the layer that it reads"):
+        measure(nn.Sequential(body), [(x, y)], head=(W, b), nc4=True)
 
 
 def test_a_head_that_is_named_may_have_other_classes_and_may_be_a_convolution_over_words():
@@ -319,6 +406,37 @@ def test_a_transformer_is_hooked_by_name_with_and_without_compilation():
     compiled = measure(torch.compile(model, backend="eager"), loader, [f"_orig_mod.{n}" for n in names[:2]])
     plain = measure(model, loader, names[:2])
     assert [numbers(row) for row in compiled] == [pytest.approx(numbers(row), rel=1e-8) for row in plain]
+
+
+def test_a_compiled_model_is_measured_after_a_validation_pass_and_trains_on():
+    torch.manual_seed(0)
+    model, (x, y) = network(), samples()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(3):
+        compiled.train()
+        nn.functional.cross_entropy(compiled(x), y).backward()
+        with torch.no_grad():
+            compiled.eval()(x)
+        found, plain = (measure(given, [(x, y)], nc4=True) for given in (compiled, model))
+        assert list(found) == list(plain) and found.head == "_orig_mod.2"
+        rows = measure(compiled, [(x, y)], "_orig_mod.0", K=3) + measure(model, [(x, y)], "0", K=3)
+        assert numbers(rows[0]) == numbers(rows[1])
+        assert len(graphs) == 2  # one compilation each for training and validation
+        model[0].weight.data -= 0.1 * model[0].weight.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.double], ids=str)
+def test_inputs_get_the_precision_of_the_model(dtype):
+    model, (x, y) = network().to(dtype), samples()
+    found = measure(model, [((x,), y)], nc4=True)
+    assert found == measure(model, [({"input": x.to(dtype)} | {"y": y})], nc4=True)
+    check(found[0], of_features(model[:2](x.to(dtype)).detach(), y, "classes"), rel=1e-3)
 
 
 # Batches and labels ---------------------------------------------------------------------------------------------------
@@ -459,7 +577,13 @@ few, labels = doubles(3)
     [
         ({"layers": "hiden"}, "module = 'hiden': one of 'penultimate', 'conv', .*; did you mean 'hidden'"),
         ({"layers": "unused"}, "'unused' does not run"),
-        ({"head": "act"}, "head 'act'"),
+        ({"head": "act"}, r"head 'act' has no weight \(K, d\)"),
+        ({"head": "act", "model": nn.ModuleDict({"act": nn.LazyLinear(3)})}, "run a lazy layer once before"),
+        ({"head": "act", "model": nn.ModuleDict({"act": nn.Linear(6, 3, device="meta")})}, "meta device"),
+        ({"head": "act", "model": nn.ModuleDict({"act": nn.Linear(6, 3, device="meta")}), "device": "cpu"}, "be read"),
+        ({"model": lambda x: x}, "model is a function; an nn.Module"),
+        ({"model": torch.jit.ScriptModule()}, "no ScriptModule is needed"),
+        ({"model": identity, "layers": "", "K": 3, "reduce": len}, "reduce makes type int of the model itself"),
         ({"centre": "class"}, "centre = 'class'"),
         ({"K": 4}, "class 3 has no sample"),
         ({"K": 4, "nc4": True}, "nc4"),
