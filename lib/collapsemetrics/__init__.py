@@ -14,10 +14,11 @@ PyTorch and NumPy are all that it imports; pictures import matplotlib when they 
 
 from .columns import COLUMNS  # noqa: I001
 from .formulas import (
-    cdnv, class_means, condition_number, dilation, directional_spread, duality, equiangularity, memorization, nc1,
-    nc2_etf, nc2_of, nc3, nc4, nc5, numerical_rank, principal_singular_values, relative_spread, trace_ratio, uniformity,
+    alpha_req, cdnv, class_means, condition_number, dilation, directional_spread, duality, effective_rank,
+    equiangularity, memorization, nc0, nc1, nc2_angles, nc2_etf, nc2_norms, nc2_of, nc3, nc4, nc5, numerical_rank,
+    principal_singular_values, relative_spread, trace_ratio, uniformity,
 )  # fmt: skip
-from .network import measure
+from .network import cka, measure
 from .passes import PENULTIMATE
 from .streaming import ClassStatistics
 from .table import ClassMeans, Comparison, Measures, compare
@@ -25,7 +26,7 @@ from .tracker import Tracker
 
 __all__ = [
     "class_means", "relative_spread", "directional_spread", "equiangularity", "principal_singular_values", "nc1",
-    "trace_ratio", "cdnv", "nc2_etf", "nc2_of", "uniformity", "nc3", "duality", "nc4", "nc5", "dilation",
-    "memorization", "numerical_rank", "condition_number", "ClassStatistics", "ClassMeans", "Measures",
-    "Comparison", "compare", "measure", "Tracker", "COLUMNS", "PENULTIMATE",
+    "trace_ratio", "cdnv", "nc2_etf", "nc2_of", "nc2_norms", "nc2_angles", "uniformity", "nc3", "duality", "nc0", "nc4",
+    "nc5", "dilation", "memorization", "numerical_rank", "condition_number", "effective_rank", "alpha_req", "cka",
+    "ClassStatistics", "ClassMeans", "Measures", "Comparison", "compare", "measure", "Tracker", "COLUMNS", "PENULTIMATE"
 ]  # fmt: skip

@@ -281,6 +281,55 @@ def uniformity(means: Tensor) -> Tensor:
     return -distances.log().mean(-1)
 
 
+def nc2_norms(means: Tensor) -> Tensor:
+    r"""How unequal the lengths of the means are: their standard deviation over their mean.
+
+    .. math:: \frac{\operatorname{std}_k \|\mu_k\|}{\operatorname{mean}_k \|\mu_k\|}
+
+    where the standard deviation divides by K. Zero where all are equally long. `means`: `(..., K, d)`, used as given:
+    centre class means first, and give the rows of a classifier as they are. ValueError for an entry that is not finite.
+    Source: Papyan, Han & Donoho (2020), equinorm, whose global mean is that of all samples.
+
+    >>> round(nc2_norms(torch.tensor([[3.0, 0.0], [0.0, 1.0]])).item(), 4)  # 1 over 2
+    0.5
+    """
+    lengths = _checked_rows("means", means).norm(dim=-1)
+    return lengths.std(-1, correction=0) / lengths.mean(-1)
+
+
+def nc2_angles(means: Tensor) -> Tensor:
+    r"""Mean deviation of the means' cosines from those of a simplex, over all pairs.
+
+    .. math:: \frac1{K(K-1)} \sum_{k \ne l} \Big| \frac{\langle \mu_k, \mu_l\rangle}{\|\mu_k\|\|\mu_l\|} +
+        \frac1{K-1} \Big|
+
+    Zero exactly where all pairs have the largest angle that K vectors can have at once. `means`: `(..., K, d)`, used as
+    given: centre class means first, and give the rows of a classifier as they are. Of the paper's two curves about
+    angles this is the one of the largest angles; the other is the standard deviation of the cosines, which is also zero
+    for an orthogonal frame. :func:`equiangularity` is the largest deviation. ValueError for one class and an entry that
+    is not finite. Source: Papyan, Han & Donoho (2020), maximal-angle equiangularity.
+
+    >>> round(nc2_angles(torch.eye(3) - 1 / 3).item(), 6), round(nc2_angles(torch.eye(3)).item(), 6)
+    (0.0, 0.5)
+    """
+    directions, K = _directions(_checked_rows("means", means)), means.shape[-2]
+    checks.integers(2, K=K)
+    return (1 - _distances(directions).square() / 2 + 1 / (K - 1)).abs().mean(-1)
+
+
+def nc0(W: Tensor) -> Tensor:
+    r"""Norm of the sum of the classifier's rows, :math:`\|\sum_k w_k\| / \|W\|_F`.
+
+    Zero is necessary for the classifier to be a simplex about the origin, about 1 are unrelated rows, and
+    :math:`\sqrt K` are equal ones; nan for W = 0. `W: (..., K, d)`. Source: Zhao, Cheng, Masarczyk & Lucchi (2026), who
+    study the sum; dividing by the norm of W is the convention here.
+
+    >>> nc0(torch.eye(4)).item(), nc0(torch.ones(4, 2)).item()
+    (1.0, 2.0)
+    """
+    return W.sum(-2).norm(dim=-1) / W.norm(dim=(-2, -1))
+
+
 def nc3(W: Tensor, means: Tensor) -> Tensor:
     r"""Distance of the classifier from the class means, both of norm 1: zero where they are aligned.
 
@@ -464,6 +513,42 @@ def condition_number(M: Tensor, rank: int | None = None) -> Tensor:
     if not 1 <= rank <= values.shape[-1]:
         raise ValueError(f"rank is {rank}; it must lie in 1..{values.shape[-1]} for M of shape {tuple(M.shape)}")
     return values[..., 0] / values[..., rank - 1]
+
+
+# Spectra --------------------------------------------------------------------------------------------------------------
+
+
+def effective_rank(values: Tensor) -> Tensor:
+    r"""Effective rank `...` of a matrix with the given singular values `(..., m)`, its RankMe.
+
+    .. math:: \exp\Big(-\sum_i p_i \log p_i\Big), \qquad p_i = \sigma_i \Big/ \sum_j \sigma_j
+
+    Between 1 and the number of singular values that are not zero; nan if all are zero. RankMe takes the singular values
+    (not the eigenvalues of the covariance) of the features as they are, not centred:
+    `effective_rank(torch.linalg.svdvals(H))`. The paper adds a small constant to the :math:`p_i`; here
+    :math:`0 \log 0 = 0`. Sources: Roy & Vetterli (2007); Garrido et al. (2023), RankMe.
+
+    >>> round(effective_rank(torch.tensor([2.0, 2.0, 0.0])).item(), 4)
+    2.0
+    """
+    return torch.special.entr(values / values.sum(-1, keepdim=True)).sum(-1).exp()
+
+
+def alpha_req(eigenvalues: Tensor) -> Tensor:
+    r"""Exponent :math:`\alpha` of a power law :math:`\lambda_i \propto i^{-\alpha}` fitted to eigenvalues `(m,)`.
+
+    The slope of :math:`\log\lambda_i` over :math:`\log i` by least squares with weights :math:`1/i`, over the ranks 4
+    to 100 of the eigenvalues that are not zero; nan where there are fewer than two. The eigenvalues are those of the
+    covariance of the features, centred. Source: Agrawal et al. (2022), alpha-ReQ, who find values near 1 best. The
+    paper does not fix ranks and weights: compare only numbers that were fitted in the same way.
+
+    >>> round(alpha_req(7 / torch.arange(1, 51) ** 1.5).item(), 4)
+    1.5
+    """
+    values = eigenvalues[eigenvalues > 0].sort(descending=True).values[3:100]
+    ranks = torch.arange(4, 4 + len(values)).to(values)
+    x = ranks.log() - (ranks.log() / ranks).sum() / (1 / ranks).sum()
+    return -(x / ranks) @ values.log() / ((x / ranks) @ x)
 
 
 # What the measures share ----------------------------------------------------------------------------------------------

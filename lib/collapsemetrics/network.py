@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DistributedSampler
 from . import _checks as checks
 from . import formulas
 from .columns import COLUMNS, called, named
-from .passes import PENULTIMATE, PLAIN, Classifier, Head, Layers, Loader, Reader, as_head, own, peeked, randomness_kept
+from .passes import PENULTIMATE, Classifier, Head, Layer, Layers, Loader, Reader, as_head, own, peeked, randomness_kept
 from .streaming import ClassStatistics
 from .table import ClassMeans, Measures
 
@@ -32,6 +33,7 @@ def measure(
     head: Classifier | None = None,
     K: int | None = None,
     nc4: bool = False,
+    details: bool = False,
     reduce: str | Callable[..., Tensor] = "mean",
     test_loader: Loader | None = None,
     outside_loader: Loader | None = None,
@@ -77,8 +79,12 @@ def measure(
         Number of classes; by default the number of rows of the head's weight. If it differs from that, there is no
         `nc3`.
     nc4
-        Whether to measure :func:`nc4`, which compares each feature with the final class means. Up to half a GiB of
-        features is kept for that; more needs a second pass.
+        Whether to measure :func:`nc4` and `ncm_accuracy`, which compare each feature with the final class means. Up to
+        half a GiB of features is kept for that; more needs a second pass.
+    details
+        Whether to measure also what fewer people look for: :func:`effective_rank` and :func:`alpha_req`, which take the
+        eigenvalues of a `d * d` matrix for each layer, and :func:`nc0`, :func:`nc2_norms` and :func:`nc2_angles` of the
+        head's weight.
     reduce
         How positions are reduced: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
         dimensions but one) and tokens `(N, T, d)` over `T`, or over the tokens that an `attention_mask` in the batch
@@ -88,7 +94,8 @@ def measure(
         handles them.
     test_loader
         Samples that the model was not trained on, in batches like those of `loader`. With them each row has
-        `dilation`: :func:`dilation`, the NC1 of these samples, from another pass.
+        `dilation`: :func:`dilation`, the NC1 of these samples, from another pass; and `test_ncm_accuracy`, and for
+        `"penultimate"` `test_accuracy` and `test_nc4`, with the class means of the training samples.
     outside_loader
         Samples that belong to none of the classes, in batches of the same kind; their labels do not count. With them
         each row has :func:`nc5`, from another pass.
@@ -107,11 +114,14 @@ def measure(
     -------
     Measures
         One dictionary for each layer: `layer`, `d`, `samples`; `nc1`, and `nc1_chance`, the same with labels drawn at
-        random; `trace_ratio` and its debiased value; `cdnv`; `relative_spread`; `nc2_etf` and `uniformity` of the
-        centred class means, `nc2_of` of the class means as they are; for what the head reads `nc3`, `duality` and
-        `nc4`, None for other layers; `numerical_rank` of the centred means and `condition_number`, over the
-        `min(K - 1, d)` directions that they can span. With a `test_loader` also `dilation`, with an `outside_loader`
-        `nc5`.
+        random; `trace_ratio` and its debiased value; `cdnv`; `relative_spread`; `nc2_etf`, `nc2_norms`, `nc2_angles`
+        and `uniformity` of the centred class means, `nc2_of` of the class means as they are; `numerical_rank` of the
+        centred means and `condition_number`, over the `min(K - 1, d)` directions that they can span; for
+        what the head reads `nc3`, `duality`, `accuracy` and `nc4`, None for other layers.
+
+        `accuracy` is the share of samples whose largest score is that of their class, `ncm_accuracy` that of samples
+        whose nearest class mean is. Scores are those that the head itself gives. If classes are left out
+        (`missing="skip"`), `nc4` asks for the largest score among the others. Options add rows, as said there.
 
     Raises
     ------
@@ -142,13 +152,13 @@ def measure(
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
     with randomness_kept(reader.device, loader, test_loader, outside_loader):
         first, batches = peeked(loader)
-        reader.head, K = _head(reader, first, head, K)
+        reader.head, reader.K = head, K = _head(reader, first, head, K)
         del first
         if nc4 and len(reader.head.weight) != K:
             raise ValueError(f"the head has {len(reader.head.weight)} rows and K is {K}: nc4 needs one for each class")
-        found, classes = _of_training(reader, loader, batches, K, nc4, centre, missing, group)
+        found, classes = _of_training(reader, loader, batches, nc4, details, centre, missing, group)
         if test_loader is not None:
-            _add_dilation(found, reader, test_loader, K, classes, missing, group)
+            _add_test(found, reader, test_loader, K, classes, missing, group)
         if outside_loader is not None:
             _add_nc5(found, reader, outside_loader, group)
     found[:] = [{column: row[column] for column in COLUMNS if column in row} for row in found]
@@ -178,30 +188,91 @@ def _head(reader: Reader, batch, given: Classifier | None, K: int | None) -> tup
     return head, K
 
 
+def cka(model: nn.Module, loader: Loader, a: Layer, b: Layer, device=None, reduce="mean", label_key=None) -> float:
+    r"""Linear centred kernel alignment of two layers of a model, from unbiased estimates in each batch.
+
+    .. math:: \frac{\sum_t h(K_t, L_t)}{\sqrt{\sum_t h(K_t, K_t) \sum_t h(L_t, L_t)}}, \qquad
+        h(K, L) = \operatorname{Tr} KL + \frac{1^\top K 1\; 1^\top L 1}{(n-1)(n-2)} - \frac2{n-2} 1^\top K L 1
+
+    :math:`K_t` and :math:`L_t` are the products of all pairs of the features of the two layers in batch `t` of `n`
+    samples, with zeros on their diagonals. With equal layers up to rotation, scale and place it is 1; of layers without
+    relation it is 0 on average, and may be negative. Numerator and factors of the denominator are unbiased, up to a
+    common factor, for batches of any size of at least four samples; smaller ones are left out, and if
+    there are no others the result is nan. Only the features of one batch are in memory, and labels do not count.
+
+    Two models, of two seeds for example, are compared as parts of one module whose `forward` runs both.
+
+    Sources: Kornblith et al. (2019), CKA; Song et al. (2012), the unbiased estimate, :math:`h / n(n-3)`; Nguyen, Raghu
+    & Kornblith (2021), its mean over batches of one size. Here a batch has the weight :math:`n(n-3)`.
+
+    Parameters
+    ----------
+    model, loader, device, reduce, label_key
+        As in :func:`measure`; model and random number generators are left as they were.
+    a, b
+        Two modules or their names, or `"penultimate"`.
+
+    Raises
+    ------
+    ValueError
+        For layers and batches, as :func:`measure`.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 2))
+    >>> _ = nn.init.orthogonal_(model[0].weight)
+    >>> whole = nn.Sequential(nn.Identity(), model)
+    >>> x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    >>> round(cka(whole, [(x, None)], "0", "1.0"), 4), cka(whole, [(x, None)], "0", "1.1") < 0.999
+    (1.0, True)
+    """
+    reader, loader, total = Reader(model, [a, b], device, reduce, label_key), own(loader), torch.zeros(3).double()
+    with randomness_kept(reader.device, loader):
+        first, batches = peeked(loader)
+        reader.head, _ = _head(reader, first, None, 2)
+        with closing(reader.read(batches, labelled=False)) as passed:
+            for features, _, _ in passed:
+                X, Y = (features[reader.name(layer)].cpu().double() for layer in (a, b))
+                K, L = (((H - H.mean(0)) @ (H - H.mean(0)).T).fill_diagonal_(0) for H in (X, Y))
+                if len(K) > 3:
+                    total += torch.stack([_hsic(K, L), _hsic(K, K), _hsic(L, L)])
+    return (total[0] / (total[1] * total[2]).sqrt()).item()
+
+
+def _hsic(K: Tensor, L: Tensor) -> Tensor:
+    n = len(K)
+    return (K * L).sum() + K.sum() * L.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (K.sum(0) @ L.sum(0))
+
+
 def _of_training(
-    reader: Reader, loader: Loader, batches: Iterable, K: int, nc4: bool, centre: str, missing: str, group
+    reader: Reader, loader: Loader, batches: Iterable, nc4: bool, details: bool, centre: str, missing: str, group
 ) -> tuple[Measures, Tensor]:
     """A row for each layer, with what there is to say of them, and the classes that have samples."""
-    kept: list[Tensor] | None = [] if nc4 else None
-    classes, collected = _collected(reader, batches, K, missing, group, kept)
-    head = reader.head
+    kept: list[tuple] = []
+    through, head, K = partial(_kept, kept) if nc4 else None, reader.head, reader.K
+    classes, collected, accuracy = _collected(reader, batches, K, missing, group, through)
     found = Measures(K=len(classes), head=head.name if head else None, centre=centre)
     for name, part in collected.items():
-        row = {"layer": name, "d": part.d, "samples": part.samples} | part.measures(centre)
-        row |= {"nc3": None, "duality": None, "nc4": None}
-        if name == reader.read_by_head and head.weight.shape == (K, part.d):
+        row = {"layer": name, "d": part.d, "samples": part.samples} | part.measures(centre, details)
+        row |= {
+            "nc3": None,
+            "duality": None,
+            "accuracy": accuracy if name == reader.read_by_head else None,
+            "nc4": None,
+        }
+        if name == reader.read_by_head and head.weight.shape == (K, part.d) and head.weight.any():
             W = head.weight[classes].to(part.means)
             row["nc3"] = formulas.nc3(W, part.means).item()
             row["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
-            if nc4:
-                b = None if head.bias is None else head.bias[classes].to(part.means)
-                row["nc4"] = _disagreement(kept or _again(reader, loader), W, b, part.means, group)
+            if details:
+                row |= {"nc0": formulas.nc0(W).item(), "nc2_norms_head": formulas.nc2_norms(W).item()}
+                row["nc2_angles_head"] = formulas.nc2_angles(W).item()
         found.append(row)
-        found.statistics[name] = ClassMeans(part.means, part.counts, part.variances)
+        found.statistics[name] = ClassMeans(part.means, part.counts, part.variances, classes)
     found.notes = _notes(found, collected, reader)
-    if nc4 and collected[reader.read_by_head].d != head.weight.shape[1]:
-        weight, d = tuple(head.weight.shape), collected[reader.read_by_head].d
-        found.notes.append(f"no NC4: the head {head.name!r} has the weight {weight}, features have d = {d}")
+    if nc4:
+        for _ in _compared(found, "", group, kept or _again(reader, loader)):
+            pass
     if len(classes) < K:
         found.notes.append(f"{K - len(classes)} of {K} classes have no sample and are left out")
     if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
@@ -209,13 +280,15 @@ def _of_training(
     return found, classes
 
 
-def _add_dilation(found: Measures, reader: Reader, loader: Loader, K: int, classes: Tensor, missing: str, group):
-    """The dilation of every row, from samples that the model was not trained on."""
+def _add_test(found: Measures, reader: Reader, loader: Loader, K: int, classes: Tensor, missing: str, group):
+    """Dilation, and what is classified right, of every row, from samples that the model was not trained on."""
+    compared = partial(_compared, found, "test_", group)
     with _errors_of("test_loader"):
-        seen, collected = _collected(reader, peeked(loader)[1], K, missing, group)
+        seen, collected, accuracy = _collected(reader, peeked(loader)[1], K, missing, group, compared)
     for row in found:
         part = collected[row["layer"]]
         row["dilation"] = part.nc1(found.centre)
+        row["test_accuracy"] = accuracy if row["layer"] == reader.read_by_head else None
     if not torch.equal(classes, seen):
         found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
     if few := _few(found, "dilation", part.counts):
@@ -225,29 +298,23 @@ def _add_dilation(found: Measures, reader: Reader, loader: Loader, K: int, class
 def _add_nc5(found: Measures, reader: Reader, loader: Loader, group):
     """NC5 of every row, from samples of none of the classes."""
     with _errors_of("outside_loader"):
-        _, collected = _collected(reader, peeked(loader)[1], 1, "refuse", group)
+        _, collected, _ = _collected(reader, peeked(loader)[1], 1, "refuse", group)
     for row in found:
         name = row["layer"]
         row["nc5"] = formulas.nc5(found.statistics[name].means, collected[name].means[0]).item()
 
 
 def _collected(
-    reader: Reader, batches: Iterable, K: int, missing: str, group, keep: list[Tensor] | None = None
-) -> tuple[Tensor, dict[str, ClassStatistics]]:
-    """The classes that have samples, and by layer the statistics of these classes, from one pass.
+    reader: Reader, batches: Iterable, K: int, missing: str, group, through: Callable | None = None
+) -> tuple[Tensor, dict[str, ClassStatistics], float | None]:
+    """The classes that have samples, by layer the statistics of these classes, and the accuracy, from one pass.
 
-    A list `keep` gets the features of the head's input; if they are too many, it ends up empty.
+    What is read goes `through` a generator that sees every batch.
     """
     found: dict[str, ClassStatistics] = {}
-    room = KEPT
+    right = torch.zeros(2, dtype=torch.int64, device=reader.device)  # samples that are classified right, and all
     with closing(reader.read(batches, labelled=K > 1)) as passed:
-        for number, (features, y) in enumerate(passed):
-            if keep is not None:
-                room -= features[reader.read_by_head].nbytes
-                keep.append(features[reader.read_by_head].clone())
-                if room < 0:
-                    keep.clear()
-                    keep = None
+        for number, (features, y, scores) in enumerate(through(passed) if through else passed):
             for name in features:  # a variable for the features would keep them while the next are made
                 if name not in found:
                     found[name] = _statistics(name, K, features[name].shape[1], reader.device)
@@ -255,13 +322,45 @@ def _collected(
                     found[name].update(features[name], y)
                 except ValueError as error:
                     raise ValueError(f"{called(name)}, batch {number}: {error}") from error
+            if scores is not None:
+                right += torch.tensor([(scores.argmax(1).cpu() == y.cpu()).sum(), len(y)]).to(right)
     if group is not None:
+        torch.distributed.all_reduce(right, group=group)
         for part in found.values():
             part.reduce(group)
     classes = _classes(found[reader.layers[0]].counts, missing)
     if len(classes) < K:
         found = {name: part.without_empty() for name, part in found.items()}
-    return classes, found
+    return classes, found, right[0].item() / right[1].item() if right[1] else None
+
+
+def _kept(kept: list[tuple], batches: Iterable) -> Iterator:
+    """The batches, which are added to a list until they are too many; it then ends up empty."""
+    room = KEPT
+    for features, y, scores in batches:
+        yield features, y, scores
+        kept.append(({name: part.clone() for name, part in features.items()}, y, scores))
+        room -= sum(part.nbytes for part in features.values())
+        if room < 0:
+            kept.clear()
+
+
+def _compared(found: Measures, prefix: str, group, batches: Iterable) -> Iterator:
+    """The batches; at their end each row gets the accuracy of the nearest class mean, and that of the head NC4."""
+    means = next(iter(found.statistics.values())).means
+    counts = torch.zeros(len(found), 3, dtype=torch.float64, device=means.device)
+    for features, y, scores in batches:
+        yield features, y, scores  # whoever reads them has checked them then
+        for row, count in zip(found, counts, strict=True):
+            means, _, _, classes = found.statistics[row["layer"]]
+            near = formulas.nearest(features[row["layer"]].to(means), means).cpu()
+            taken = near if scores is None else scores[:, classes].argmax(1).cpu()
+            count += torch.tensor([len(y), (classes[near] == y.cpu()).sum(), (taken != near).sum()]).to(count)
+    if group is not None:
+        torch.distributed.all_reduce(counts, group=group)
+    for row, (n, right, apart) in zip(found, counts.tolist(), strict=True):
+        row[f"{prefix}ncm_accuracy"] = right / n
+        row[f"{prefix}nc4"] = None if row["accuracy"] is None else apart / n
 
 
 def _statistics(name: str, K: int, d: int, device: torch.device) -> ClassStatistics:
@@ -293,9 +392,11 @@ def _notes(found: Measures, collected: dict[str, ClassStatistics], reader: Reade
     notes[0] += f"; centred at the mean of {'the class means' if found.centre == 'classes' else 'all samples'}"
     if most > 2 * least:
         notes.append("unequal classes: NC1 and NC2 depend on the centre, and large classes decide the spreads")
-    if PENULTIMATE in collected and type(reader.head.module).forward not in PLAIN:
-        what = called(found.head, "head")
-        notes.append(f"{what} is no plain linear layer: NC3, duality and NC4 see weight and bias alone")
+    what = called(found.head or "", "head")
+    if reader.read_by_head in collected and not reader.head.weight.any():
+        notes.append(f"the weight of {what} is zero: there is nothing to compare features with")
+    elif PENULTIMATE in collected and reader.linear is False:
+        notes.append(f"{what} is no plain linear layer: its scores are not W h + b, and NC3 and duality see W alone")
     if few := _few(found, "nc1", counts):
         notes.append(f"too few samples of a class for their NC1, which may be far off: {few}")
     return [*notes, *reader.notes]
@@ -324,24 +425,9 @@ def _errors_of(loader: str) -> Iterator[None]:
         raise ValueError(f"{loader}: {error}") from error
 
 
-def _again(reader: Reader, loader: Loader) -> Iterator[Tensor]:
-    """Features of the head's input from another pass."""
+def _again(reader: Reader, loader: Loader) -> Iterator:
+    """The batches of another pass."""
     if isinstance(loader, Iterator):
         raise ValueError("nc4 of so many features needs a second pass, and the loader can be read once only")
-    with closing(reader.read(peeked(loader)[1], [reader.read_by_head])) as batches:
-        for features, _ in batches:
-            yield features[reader.read_by_head]
-
-
-def _disagreement(features: Iterable[Tensor], W: Tensor, b: Tensor | None, means: Tensor, group) -> float:
-    """:func:`nc4` of features that come in batches."""
-    counted = torch.zeros(2, dtype=torch.float64, device=means.device)  # samples that disagree, and all
-    for H in features:
-        if len(H):  # not every label of the batch is ignored
-            H = H.to(means)  # in float64: means far from the origin keep their digits, and autocast leaves it alone
-            counted[0] += formulas.nc4(H, W, b, means) * len(H)
-            counted[1] += len(H)
-        del H  # before the next are made
-    if group is not None:
-        torch.distributed.all_reduce(counted, group=group)
-    return (counted[0] / counted[1]).item()
+    with closing(reader.read(peeked(loader)[1])) as batches:
+        yield from batches

@@ -77,6 +77,10 @@ class Reader:
         The names of the layers.
     head
         The :class:`Head` whose input is `"penultimate"`, None until it is set.
+    K
+        Number of classes that it has to give scores for; None until it is set.
+    linear
+        Whether these are `W h + b` of the features, by the first batch that was read; None before.
     read_by_head
         The name of the layer that the head reads, `"penultimate"` until another one is set.
     notes
@@ -95,6 +99,7 @@ class Reader:
             raise ValueError("the weights are on the meta device: load them, or give device= if they are offloaded")
         self.dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self.head: Head | None = None
+        self.K, self.linear = None, None
         self.read_by_head = PENULTIMATE
         self.notes: dict[str, bool] = {}
         if callable(reduce):
@@ -146,8 +151,10 @@ class Reader:
 
     def read(
         self, batches: Iterable, layers: list[str] | None = None, labelled: bool = True
-    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """For each batch the features `(n, d)` of the layers, by default of all, and its labels; to be closed.
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor | None]]:
+        """For each batch the features `(n, d)` of the layers, by default of all, its labels and scores; to be closed.
+
+        Scores are None where no head is read, as in :meth:`_scores`.
 
         Samples with the label -100 are left out. Unless `labelled`, all labels are 0. ValueError for a layer that does
         not run, and for anything that is not a batch.
@@ -164,17 +171,21 @@ class Reader:
                     if name not in outputs:
                         raise ValueError(f"{called(name)} does not run when the model does")
                 n = np.shape(y)[0] if np.ndim(y) else 0
+                logits, of_head = _logits(result), None
                 if PENULTIMATE in outputs:
-                    outputs[PENULTIMATE] = [self._given(outputs[PENULTIMATE], _logits(result), n)]
+                    outputs[PENULTIMATE], of_head = self._given(outputs[PENULTIMATE], logits, n)
                 features = {name: self._rows(name, _whole(outputs.pop(name), n), x) for name in layers}
-                del x, result
+                by_head = features.get(self.read_by_head)
+                scores = None if by_head is None else self._scores(by_head, of_head, logits)
+                del x, result, logits, of_head, by_head
                 n = len(features[layers[0]])
                 y = checks.integers_of(y) if labelled else torch.zeros(n).long()
                 kept = y != IGNORED
                 if y.shape == (n,) and not kept.all():
                     y = y[kept]
                     features = {name: rows[kept.to(rows.device)] for name, rows in features.items()}
-                yield features, y
+                    scores = scores if scores is None else scores[kept.to(scores.device)]
+                yield features, y, scores
                 features.clear()  # even if the caller still holds them
 
     def _hook(self, name: str, outputs: dict) -> tuple[nn.Module, Callable]:
@@ -191,15 +202,18 @@ class Reader:
 
         return (self.head.module, of_head) if name == PENULTIMATE else (self.modules[name], of_layer)
 
-    def _given(self, runs: list[tuple], logits: Tensor | None, n: int):
-        """What the head reads: of several runs, in that whose output is the model's, or in all that share n samples."""
+    def _given(self, runs: list[tuple], logits: Tensor | None, n: int) -> tuple[list, object]:
+        """What the head reads, as of one run, and gives.
+
+        Of several runs that one counts whose output is the model's, or all that share n samples.
+        """
         given, scores = (_whole(parts, n) for parts in zip(*runs, strict=True))
         if len(runs) > 1 and scores is runs[-1][1]:
             matching = [run for run in runs if logits is not None and _gives(run[1], logits)]
             if not matching:
                 self.notes[f"{called(self.head.name, 'head')} runs several times in a pass: its last run counts"] = True
             given, scores = (matching or runs)[-1]
-        return _chosen(given, scores, logits)
+        return [_chosen(given, scores, logits)], scores
 
     def _split(self, batch) -> tuple:
         """Inputs and labels of a batch."""
@@ -249,6 +263,20 @@ class Reader:
             return output.mean(1, dtype=dtype)
         weights = mask.to(dtype) / mask.sum(1, keepdim=True)
         return (output.to(dtype) * weights[..., None]).sum(1)
+
+    def _scores(self, H: Tensor, *given) -> Tensor | None:
+        """Scores `(n, K)`: the first that are given for each sample and class, or else `W h + b`.
+
+        The head gives them, or else the model, which may take one token or average over them. None where W is zero, or
+        fits neither classes nor features.
+        """
+        W, b = self.head.weight, self.head.bias
+        scores = [part for part in given if isinstance(part, Tensor) and part.shape == (len(H), self.K)]
+        if W.shape == (self.K, H.shape[1]) and (self.linear is None or not scores):
+            scores.append(nn.functional.linear(H.to(W), W, b))
+            error = (scores[-1].to(scores[0]) - scores[0]).norm()
+            self.linear = bool(error <= 0.02 * scores[0].norm())  # which half precision keeps to
+        return scores[0] if scores and W.any() else None
 
 
 def own(loader):

@@ -301,6 +301,17 @@ class ClassStatistics:
             full[columns.start :, columns], full[columns, columns.start :] = block, block.T
         return (full - (self._sums / self._counts[:, None]).T @ self._sums) / self.samples
 
+    def spectrum(self, about: Tensor | float = 0.0) -> Tensor:
+        """Eigenvalues `(d,)` of the mean of :math:`(h - a)(h - a)^T` over all samples, float64, largest first.
+
+        `about`: the point :math:`a`, `(d,)`, by default the origin. Values that may be rounding are 0. ValueError as
+        :attr:`means`.
+        """
+        means, within = self.means - about, self.within_class_covariance
+        values = torch.linalg.eigvalsh(within + (means.T * self._counts / self.samples) @ means).flip(0)
+        rounding = self._eps * within.norm() + self.d * torch.finfo(values.dtype).eps * values[0]
+        return torch.where(values > rounding, values, 0)
+
     def centre(self, of: str = "samples") -> Tensor:
         """Mean of all samples, or of the class means (`"classes"`): `(d,)`, float64; ValueError as :attr:`means`."""
         return formulas.centre_of(self.means, self._counts, of)
@@ -343,8 +354,11 @@ class ClassStatistics:
         size = (self.means.square().sum(1) * self._counts).sum()
         return (self._scatters().sum() / size).sqrt().item()
 
-    def measures(self, centre: str = "classes") -> dict[str, float]:
-        """All that :func:`measure` gives for any layer, by name, with `centre` as there; errors as :attr:`means`."""
+    def measures(self, centre: str = "classes", details: bool = False) -> dict[str, float]:
+        """What :func:`measure` gives for any layer from one pass, by name, with `centre` and `details` as there.
+
+        Errors as :attr:`means`.
+        """
         means, centred = self.means, self.means - self.centre(centre)
         return {
             "nc1": self.nc1(centre),
@@ -355,9 +369,13 @@ class ClassStatistics:
             "relative_spread": self.relative_spread(),
             "nc2_etf": formulas.nc2_etf(centred).item(),
             "nc2_of": formulas.nc2_of(means).item(),
+            "nc2_norms": formulas.nc2_norms(centred).item(),
+            "nc2_angles": formulas.nc2_angles(centred).item(),
             "uniformity": formulas.uniformity(centred).item(),
             "numerical_rank": int(formulas.numerical_rank(centred)),
             "condition_number": formulas.condition_number(centred, min(self.K - 1, self.d)).item(),
+            **({"effective_rank": formulas.effective_rank(self.spectrum().sqrt()).item()} if details else {}),
+            **({"alpha_req": formulas.alpha_req(self.spectrum(self.centre())).item()} if details else {}),
         }
 
     def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> float:

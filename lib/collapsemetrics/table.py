@@ -14,17 +14,21 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ._checks import one_of
-from .columns import COLUMNS, named
+from .columns import COLUMNS, GROUPS, best, named
 
 PRINTED = 95  # characters in a line of a printed table; layers that do not fit go below
 
 
 class ClassMeans(NamedTuple):
-    """Class means `(K, d)`, samples `(K,)` and mean squared distances from the mean `(K,)` of one layer, float64."""
+    """Class means `(K, d)`, samples `(K,)` and mean squared distances from the mean `(K,)` of one layer, float64.
+
+    `classes`: the labels of these classes, `(K,)`.
+    """
 
     means: Tensor
     counts: Tensor
     variances: Tensor
+    classes: Tensor
 
 
 class _Table:
@@ -86,6 +90,31 @@ class Measures(_Table, list):
 
         return over_layers(self)
 
+    def worst(self, layer: str) -> dict:
+        r"""The class and the pair of classes of a layer that are least told apart, which an average hides.
+
+        By :func:`cdnv` of each pair, :math:`(v_k + v_l) / 2\|\mu_k - \mu_l\|^2`: `pair` and `pair_cdnv` are the pair
+        where it is largest, `class` and `class_cdnv` the class where its mean over the other classes is. Labels are
+        those of the samples. ValueError for a layer without :attr:`statistics`, as after loading.
+
+        >>> import torch
+        >>> from collapsemetrics import measure
+        >>> x, y = torch.tensor([[0.0], [2.0], [3.0], [5.0], [90.0], [92.0]]), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> worst = measure(torch.nn.Linear(1, 3), [(x, y)]).worst("penultimate")
+        >>> worst["class"], worst["pair"], round(worst["pair_cdnv"], 4)  # class variances 1, means 1, 4 and 91
+        (1, (0, 1), 0.1111)
+        """
+        one_of(self.statistics, layer=layer)
+        means, _, variances, classes = self.statistics[layer]
+        found = []
+        for k, mean in enumerate(means):
+            apart = (variances + variances[k]) / (2 * (means - mean).square().sum(1))
+            apart[k] = 0
+            found.append((apart.sum().item() / (len(means) - 1), apart.max().item(), k, int(apart.argmax())))
+        mean, _, k, _ = max(found, key=lambda of_class: of_class[0])
+        _, most, *pair = max(found, key=lambda of_class: of_class[1])
+        return {"class": int(classes[k]), "class_cdnv": mean, "pair": tuple(classes[pair].tolist()), "pair_cdnv": most}
+
     def to_frame(self):
         """The rows as a `pandas.DataFrame`."""
         import pandas as pd
@@ -124,9 +153,7 @@ class Measures(_Table, list):
         return found
 
     def _cells(self) -> list[list[str]]:
-        columns = [name for name in COLUMNS if any(row.get(name) is not None for row in self)]
-        rows = [row | {"layer": named(row.get("layer", ""))} for row in self]
-        return [[name, *(_cell(row.get(name)) for row in rows)] for name in columns] or [["layer"]]
+        return _grouped(["layer", *(named(row.get("layer", "")) for row in self)], self, self.K)
 
 
 class Comparison(_Table):
@@ -135,7 +162,7 @@ class Comparison(_Table):
     def __init__(self, a: Measures, b: Measures, names: Sequence[str]):
         known = {row["layer"]: row for row in b}
         self.pairs = [(row, known[row["layer"]]) for row in a if row["layer"] in known]
-        self.names = tuple(names)
+        self.names, self.K = tuple(names), a.K
         self.notes = [note for note in a.notes if note in b.notes]
         for name, found in zip(names, (a, b), strict=True):
             self.notes += [f"{name}: {note}" for note in found.notes if note not in self.notes]
@@ -151,8 +178,7 @@ class Comparison(_Table):
     def _cells(self) -> list[list[str]]:
         heads = [f"{named(row['layer'])}: {name}" for row, _ in self.pairs for name in self.names]
         rows = [row for pair in self.pairs for row in pair]
-        columns = [name for name in COLUMNS[1:] if any(row.get(name) is not None for row in rows)]
-        return [["", *heads], *([name, *(_cell(row.get(name)) for row in rows)] for name in columns)]
+        return _grouped(["", *heads], rows, self.K)
 
 
 def compare(a: Measures, b: Measures, names: Sequence[str] = ("before", "after")) -> Comparison:
@@ -162,12 +188,25 @@ def compare(a: Measures, b: Measures, names: Sequence[str] = ("before", "after")
 
     >>> a = Measures([{"layer": "fc", "d": 4, "nc1": 0.5}])
     >>> b = Measures([{"layer": "fc", "d": 4, "nc1": 0.25}])
-    >>> print(compare(a, b))
-         fc: before  fc: after
-    d             4          4
-    nc1         0.5       0.25
+    >>> print(compare(a, b))  # doctest: +NORMALIZE_WHITESPACE
+                                fc: before  fc: after
+    d                                    4          4
+    how spread
+      nc1                   -> 0       0.5       0.25
     """
     return Comparison(a, b, names)
+
+
+def _grouped(heads: list[str], rows: Sequence[dict], K: int | None) -> list[list[str]]:
+    """The cells of the rows below their heads: a line for each measure that a row has, below that of its group."""
+    cells, lead = [heads], max(map(len, COLUMNS))
+    for group, names in {"": "d samples", **GROUPS}.items():
+        there = [name for name in names.split() if any(row.get(name) is not None for row in rows)]
+        cells += [[group, *[""] * len(rows)]] if group and there else []
+        for name in there:
+            label = f"  {name:{lead}}  {best(name, K)}" if group else name
+            cells.append([label, *(_cell(row.get(name)) for row in rows)])
+    return cells
 
 
 def _beside(lines: list[str], column: Sequence[str]) -> list[str]:
