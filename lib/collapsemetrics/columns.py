@@ -4,8 +4,9 @@ from math import log
 
 #: The measures in the order of a table, grouped by the question that they answer.
 GROUPS = {
-    "how spread": "nc1 nc1_chance dilation trace_ratio trace_ratio_debiased cdnv relative_spread effective_rank alpha_req",
+    "how spread": "nc1 nc1_chance dilation trace_ratio trace_ratio_debiased cdnv relative_spread",
     "how even": "nc2_etf nc2_of nc2_norms nc2_angles uniformity numerical_rank condition_number",
+    "how many directions": "effective_rank alpha_req",
     "how aligned": "nc3 duality nc0 nc2_norms_head nc2_angles_head nc5",
     "how well classified": "accuracy ncm_accuracy nc4 test_accuracy test_ncm_accuracy test_nc4",
 }

@@ -197,8 +197,8 @@ def cka(model: nn.Module, loader: Loader, a: Layer, b: Layer, device=None, reduc
     :math:`K_t` and :math:`L_t` are the products of all pairs of the features of the two layers in batch `t` of `n`
     samples, with zeros on their diagonals. With equal layers up to rotation, scale and place it is 1; of layers without
     relation it is 0 on average, and may be negative. Numerator and factors of the denominator are unbiased, up to a
-    common factor, for batches of any size of at least four samples; smaller ones are left out, and if
-    there are no others the result is nan. Only the features of one batch are in memory, and labels do not count.
+    common factor, for batches of any size of at least four samples; smaller ones are left out, and if there are no
+    others the result is nan. Only the features of one batch are in memory, and labels do not count.
 
     Two models, of two seeds for example, are compared as parts of one module whose `forward` runs both.
 
