@@ -47,6 +47,13 @@ def lengths_and_angles(M):
     return np.std(lengths) / np.mean(lengths), np.mean([abs(cosine + 1 / (K - 1)) for cosine in cosines])
 
 
+def test_angles_of_more_classes_than_are_in_memory_at_a_time_and_of_several_runs_are_those_of_all_pairs():
+    means = np.random.default_rng(0).standard_normal((2, 1100, 5))
+    directions = means / np.linalg.norm(means, axis=2, keepdims=True)
+    expected = [np.abs((u @ u.T)[~np.eye(1100, dtype=bool)] + 1 / 1099).mean() for u in directions]
+    assert metrics.nc2_angles(torch.from_numpy(means)).tolist() == pytest.approx(expected, rel=1e-12)
+
+
 def alpha_by_hand(H):
     values = np.linalg.svd(H - H.mean(0), compute_uv=False) ** 2
     values = values[values > 1e-10 * values[0]][3:100]
