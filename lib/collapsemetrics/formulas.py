@@ -2,6 +2,7 @@ r"""The measures themselves, for features that are all in memory: shapes and con
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import nan, sqrt
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from . import _checks as checks
 
-ROWS = 512  # of a matrix of cosines that are in memory at a time
+TILE = 2**22  # distances that are in memory at a time
 
 
 def class_means(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +50,8 @@ def relative_spread(H: Tensor, y: Tensor) -> float | Tensor:
 
     .. math:: \Big( \sum_i \|h_i - \mu_{y_i}\|^2 \Big/ \sum_i \|\mu_{y_i}\|^2 \Big)^{1/2}
 
-    Zero exactly when each class sits in one point and not all of them at the origin: collapse in direction and in norm.
+    Both means are over samples, so that a class counts by its size. Zero exactly when each class sits in one point and
+    not all of them at the origin: collapse in direction and in norm.
     If all features are zero it is nan; if only the means are, infinite. A number for one run, a tensor `...` for
     several. Arguments and errors as :func:`class_means`. Source: this book.
 
@@ -142,10 +144,10 @@ def nc1(H: Tensor, y: Tensor) -> Tensor:
       had collapsed. Here the result is nan.
 
     :math:`\Sigma_B` is not formed: its pseudo-inverse comes from the singular values :math:`s` of the centred means.
-    Those below :math:`s_{\max} \sqrt{m \epsilon}`, `m = max(K, d)`, count as zero. For `K <= d` this is the convention
-    of PyTorch's `pinv` and NumPy's `matrix_rank`, :math:`m\epsilon` of the largest, for :math:`\Sigma_B` in float64;
-    for float32 features the bound is :math:`s_{\max} m \epsilon_{32}`. Those below the rounding of the means,
-    :math:`4\epsilon\|\mu\|_F`, count as zero too.
+    Those below :math:`s_{\max} \sqrt{d \epsilon}` count as zero. This is the convention of PyTorch's `pinv` and NumPy's
+    `matrix_rank`, :math:`d\epsilon` of the largest, for :math:`\Sigma_B` in float64; for float32 features the bound is
+    :math:`s_{\max} d \epsilon_{32}`. Those below the rounding of the means, :math:`4\epsilon\|\mu\|_F`, count as zero
+    too.
 
     Source: Tirer & Bruna, equation (26).
 
@@ -244,8 +246,7 @@ def nc2_etf(means: Tensor) -> Tensor:
     means = _checked_rows("means", means)
     K = means.shape[-2]
     checks.integers(2, K=K)
-    frame = torch.eye(K, device=means.device, dtype=means.dtype) - 1 / K
-    return (_gram(means) - frame / sqrt(K - 1)).norm(dim=(-2, -1))
+    return _from_frame(means, 1 / K, K - 1)
 
 
 def nc2_of(means: Tensor) -> Tensor:
@@ -260,9 +261,7 @@ def nc2_of(means: Tensor) -> Tensor:
     (0.0, 0.5176)
     """
     means = _checked_rows("means", means)
-    K = means.shape[-2]
-    frame = torch.eye(K, device=means.device, dtype=means.dtype)
-    return (_gram(means) - frame / sqrt(K)).norm(dim=(-2, -1))
+    return _from_frame(means, 0, means.shape[-2])
 
 
 def uniformity(means: Tensor) -> Tensor:
@@ -279,8 +278,7 @@ def uniformity(means: Tensor) -> Tensor:
     """
     means = _checked_rows("means", means)
     checks.integers(2, K=means.shape[-2])
-    distances = _distances(_directions(means))
-    return -distances.log().mean(-1)
+    return -_over_pairs(_directions(means), lambda distances, k, other: distances.log())
 
 
 def nc2_norms(means: Tensor) -> Tensor:
@@ -316,12 +314,11 @@ def nc2_angles(means: Tensor) -> Tensor:
     """
     directions, K = _directions(_checked_rows("means", means)), means.shape[-2]
     checks.integers(2, K=K)
-    total = 0
-    for start in range(0, K, ROWS):  # products are much faster than distances
-        apart = directions[..., start : start + ROWS, :] @ directions.mT + 1 / (K - 1)
-        apart.diagonal(start, -2, -1).zero_()
-        total = total + apart.abs().sum((-2, -1))
-    return total / (K * (K - 1))
+
+    def deviation(distances: Tensor, k: slice, other: slice) -> Tensor:
+        return (1 - distances.square() / 2 + 1 / (K - 1)).abs()
+
+    return _over_pairs(directions, deviation, "use_mm_for_euclid_dist")  # products are much faster
 
 
 def nc0(W: Tensor) -> Tensor:
@@ -606,7 +603,7 @@ def between_classes(means: Tensor, counts: Tensor, eps: float, centre: str = "sa
     _, values, directions = torch.linalg.svd(centred, full_matrices=False)
     possible = min(K - 1, d)  # the centred means are dependent: a weighted sum of them is zero
     values, directions = values[..., :possible], directions[..., :possible, :]
-    rtol = max(sqrt(max(K, d) * torch.finfo(torch.float64).eps), max(K, d) * eps)
+    rtol = max(sqrt(d * torch.finfo(torch.float64).eps), d * eps)
     rounding = 4 * eps * means.norm(dim=(-2, -1))[..., None]
     kept = values > torch.maximum(rtol * values[..., :1], rounding)
     return torch.where(kept, 1 / values, 0), directions
@@ -629,15 +626,30 @@ def ratio_of_traces(
 def over_distances(means: Tensor, variances: Tensor) -> Tensor:
     """:func:`cdnv` of means `(..., K, d)` and variances `(..., K)`."""
     checks.integers(2, K=means.shape[-2])
-    k, other = torch.triu_indices(means.shape[-2], means.shape[-2], 1, device=means.device)
-    return ((variances[..., k] + variances[..., other]) / (2 * _distances(means).square())).mean(-1)
+
+    def ratio(distances: Tensor, k: slice, other: slice) -> Tensor:
+        return (variances[..., k, None] + variances[..., None, other]) / (2 * distances.square())
+
+    return _over_pairs(means, ratio)
 
 
-def _distances(points: Tensor) -> Tensor:
-    """Distances of all pairs of the rows `(..., K, d)`, in the order of `torch.triu_indices`."""
-    k, other = torch.triu_indices(points.shape[-2], points.shape[-2], 1, device=points.device)
-    # the other modes subtract squared norms, and lose distances that are small beside those from the origin
-    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")[..., k, other]
+def _over_pairs(
+    points: Tensor, value: Callable[[Tensor, slice, slice], Tensor], mode: str = "donot_use_mm_for_euclid_dist"
+) -> Tensor:
+    """Mean of `value(distances, k, other)` over all pairs of the rows of `points: (..., K, d)`.
+
+    The distances are those of the rows k from other rows, a tile of them at a time. One stands for those of pairs that
+    do not count. The other mode of `torch.cdist` subtracts squared norms: it is faster, and loses distances that are
+    small beside those from the origin.
+    """
+    K = points.shape[-2]
+    total, height = 0, max(1, TILE // K)
+    for start in range(0, K, height):
+        k, other = slice(start, start + height), slice(start, None)
+        tile = torch.cdist(points[..., k, :], points[..., other, :], compute_mode=mode)
+        counts = torch.ones_like(tile, dtype=torch.bool).triu(1)
+        total = total + value(tile.where(counts, 1), k, other).triu(1).sum((-2, -1))
+    return total / (K * (K - 1) / 2)
 
 
 def nearest(H: Tensor, means: Tensor) -> Tensor:
@@ -681,9 +693,16 @@ def _directions(M: Tensor) -> Tensor:
     return M / M.norm(dim=-1, keepdim=True).clamp(min=1)  # the largest entry is 1 now
 
 
-def _gram(M: Tensor) -> Tensor:
+def _from_frame(M: Tensor, shift: float, rank: int) -> Tensor:
+    """Distance of the Gram matrix of the rows `(..., K, d)` from :math:`I - shift 1 1^T`, both scaled to norm 1."""
+    K, d = M.shape[-2:]
     M = _normalized(M)
-    return _normalized(M @ M.mT)
+    if rank <= d:
+        frame = torch.eye(K, device=M.device, dtype=M.dtype) - shift
+        return (_normalized(M @ M.mT) - frame / sqrt(rank)).norm(dim=(-2, -1))
+    # the d x d matrix has the norm of the K x K one; no such frame fits, so that the difference loses no digits
+    cosine = (1 - shift * M.sum(-2).square().sum(-1)) / (M.mT @ M).norm(dim=(-2, -1)) / sqrt(rank)
+    return (2 - 2 * cosine).sqrt()
 
 
 def _result(value: Tensor) -> float | Tensor:

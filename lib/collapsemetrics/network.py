@@ -340,7 +340,7 @@ def _kept(kept: list[tuple], batches: Iterable) -> Iterator:
     for features, y, scores in batches:
         yield features, y, scores
         kept.append(({name: part.clone() for name, part in features.items()}, y, scores))
-        room -= sum(part.nbytes for part in features.values())
+        room -= sum(part.nbytes for part in (scores, *features.values()) if part is not None)
         if room < 0:
             kept.clear()
 
@@ -399,6 +399,12 @@ def _notes(found: Measures, collected: dict[str, ClassStatistics], reader: Reade
         notes.append(f"{what} is no plain linear layer: its scores are not W h + b, and NC3 and duality see W alone")
     if few := _few(found, "nc1", counts):
         notes.append(f"too few samples of a class for their NC1, which may be far off: {few}")
+    if noise := ", ".join(named(name) for name, part in collected.items() if part.is_noise(found.centre)):
+        notes.append(f"noise may be all that tells class means apart; trace_ratio_debiased is then arbitrary: {noise}")
+    for row in found:
+        possible = min(len(counts) - 1, row["d"])
+        if row["numerical_rank"] < possible and (left := collected[row["layer"]].left_out(found.centre)):
+            notes.append(f"NC1 leaves out {left} of {possible} directions, as rounding: {named(row['layer'])}")
     return [*notes, *reader.notes]
 
 

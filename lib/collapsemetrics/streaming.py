@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from math import nan
+from contextlib import contextmanager
+from math import nan, sqrt
 
 import torch
-from torch import Tensor
+from torch import Tensor, backends
 
 from . import _checks as checks
 from . import formulas
@@ -24,6 +25,16 @@ LONE = 64  # times the median square: features beyond it are multiplied in float
 SEED = 7_310_579_021  # for labels drawn at random; nobody else is likely to use it
 
 
+@contextmanager
+def unrounded(backend) -> Iterator[None]:
+    """Its products do not round float32 factors to TF32 or bfloat16; afterwards they may again if they might before."""
+    before, backend.matmul.fp32_precision = backend.matmul.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        backend.matmul.fp32_precision = before
+
+
 class ClassStatistics:
     r"""Class means and the scatter within classes of features that come in batches.
 
@@ -38,7 +49,8 @@ class ClassStatistics:
     new centre, and single samples that are far from theirs are multiplied in float64. So a spread far below the
     distance from the origin is not lost, nor does the order of the batches matter beyond rounding. What float32
     features do lose are variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until
-    there are 512 of them, down to 128 for many classes: a matrix product handles many as fast as few.
+    there are 512 of them, down to 128 for many classes of few dimensions: a matrix product handles many as fast as few,
+    and is not rounded to TF32 or bfloat16, whatever PyTorch is set to.
 
     Memory: little more than half of `d*d` float64 numbers (all of it up to d = 128), another 1.5 `K*d`, or 2.5 with
     `chance`, and the buffer.
@@ -75,7 +87,7 @@ class ClassStatistics:
     def __init__(self, K: int, d: int, device: torch.device | str | None = None, chance: bool = False):
         checks.integers(1, K=K, d=d)
         self.K, self.d, self.chance = K, d, chance
-        self._capacity = min(max(FEWEST, 25_600 // K), ROWS)  # many classes take memory for their sums
+        self._capacity = min(max(FEWEST, 25_600 // K, d // 5), ROWS)  # many classes take memory for their sums
         double = {"dtype": torch.float64, "device": device}
         self._counts = torch.zeros(K, dtype=torch.int64, device=device)
         self._centres = torch.zeros(K, d, device=device)
@@ -116,7 +128,7 @@ class ClassStatistics:
         if not len(H):
             return
         classes, place, new = y.unique(return_inverse=True, return_counts=True)
-        with torch.autocast(H.device.type, enabled=False):
+        with torch.autocast(H.device.type, enabled=False), unrounded(backends.cuda), unrounded(backends.mkldnn):
             self._draw(H)
             X, lone, squares, sums = self._deviations(H, classes, place, new)
             self._sums.index_add_(0, classes, sums.double())
@@ -159,10 +171,10 @@ class ClassStatistics:
             X = self._centres.index_select(0, classes[place])
             X = torch.sub(H, X, out=X)
             squares = X.norm(dim=1).double().square()
-            if X.dtype == torch.float32 and not SMALLEST < squares.sum() < LARGEST:
+            if X.dtype == torch.float32 and not SMALLEST < squares.sum() < LARGEST and X.any():
                 X = X.double()
                 squares = X.norm(dim=1).square()
-            lone = squares > LONE * squares.median()
+            lone = squares > LONE * squares[squares > 0].median()
             where = place.masked_fill(lone, len(classes))
             sums = formulas.class_sums(X, where, len(classes) + 1)[:-1]
             lengths = squares.new_zeros(len(classes) + 1).index_add_(0, where, squares)[:-1]
@@ -318,7 +330,11 @@ class ClassStatistics:
 
     def nc1(self, centre: str = "samples") -> float:
         r"""As :func:`nc1` of all features at once; or with :math:`\Sigma_B` about the mean of the class means."""
-        return self._nc1(self.means, self._counts, self._seen, centre)
+        return self._nc1(self.means, self._counts, self._seen, centre)[0]
+
+    def left_out(self, centre: str = "samples") -> int:
+        """How many of the `min(K - 1, d)` directions of class means :meth:`nc1` takes for rounding, and leaves out."""
+        return self._nc1(self.means, self._counts, self._seen, centre)[1]
 
     def chance_nc1(self, centre: str = "samples") -> float:
         """:func:`nc1` of the same features with labels drawn at random: its value for features without classes.
@@ -339,11 +355,24 @@ class ClassStatistics:
             true, random = ((part - middle) @ directions.T for part in (means, drawn))
             return self._seen(directions) + self._counts.double() @ true.square() - counts.double() @ random.square()
 
-        return self._nc1(drawn, counts, seen, centre)
+        return self._nc1(drawn, counts, seen, centre)[0]
 
     def trace_ratio(self, centre: str = "samples", debiased: bool = False) -> float:
         """As :func:`trace_ratio` of all features at once."""
         return formulas.ratio_of_traces(self.means, self._counts, self._scatters(), centre, debiased).item()
+
+    def is_noise(self, centre: str = "samples") -> bool:
+        """Whether scatter within classes alone may well move class means as far apart as they are.
+
+        True if the variance between classes is less than three standard deviations above what this scatter alone would
+        make it. The standard deviation is that of normal noise, and follows from how much the scatter along random
+        directions varies. False for classes of one sample, which do not show their scatter.
+        """
+        directions = torch.randn(64, self.d, generator=torch.Generator().manual_seed(SEED))
+        scatter, free = self._seen(directions.to(self._sums)), self.samples - self.K
+        error = scatter.std() / scatter.mean() * sqrt(1 / (self.K - 1) + 1 / max(free, 1))
+        plain, debiased = (self.trace_ratio(centre, way) for way in (False, True))
+        return bool(1 / (1 + 3 * error) < 1 - plain * self.samples / (torch.tensor(debiased) * free))
 
     def cdnv(self) -> float:
         """As :func:`cdnv` of all features at once."""
@@ -378,13 +407,13 @@ class ClassStatistics:
             **({"alpha_req": formulas.alpha_req(self.spectrum(self.centre())).item()} if details else {}),
         }
 
-    def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> float:
+    def _nc1(self, means: Tensor, counts: Tensor, seen, centre: str) -> tuple[float, int]:
         # sums are in float64: their rounding, not that of the features, decides whether means coincide
         near = means - formulas.centre_of(means, counts, centre)
         near *= near.norm() > 4 * torch.finfo(near.dtype).eps * means.norm()
         inverse, directions = formulas.between_classes(near, counts, float(self._eps), centre)
         value = (seen(directions) * inverse.square()).sum() / self.samples
-        return value.clamp(min=0).item() if inverse.any() else nan
+        return value.clamp(min=0).item() if inverse.any() else nan, int((inverse == 0).sum())
 
     def _seen(self, directions: Tensor) -> Tensor:
         """The scatter within classes along unit vectors, the rows of `directions: (r, d)`."""

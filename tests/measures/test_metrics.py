@@ -1,7 +1,8 @@
 """Measures of collapse against plain loops, on collapsed configurations and beside them."""
 
 from fractions import Fraction
-from math import acos, hypot, inf, isnan, sqrt
+from itertools import combinations
+from math import acos, hypot, inf, isnan, log, sqrt
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import collapsemetrics as metrics
-from collapsemetrics import ClassStatistics
+from collapsemetrics import ClassStatistics, formulas
 
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10**6)
@@ -115,6 +116,47 @@ def test_nc2_and_nc3_are_distances_of_what_is_divided_by_its_norm_and_equiangula
     assert metrics.nc2_etf(M).item() == pytest.approx(etf, rel=1e-10)
     assert metrics.nc2_of(M).item() == pytest.approx(of, rel=1e-10)
     assert metrics.nc3(W, M).item() == pytest.approx(aligned, rel=1e-10)
+
+
+@quick
+@given(seeds, st.integers(2, 9), st.integers(2, 4), st.integers(1, 50))
+def test_cdnv_and_uniformity_are_means_over_pairs_of_classes_however_many_are_in_memory_at_a_time(seed, K, d, tile):
+    H, y = cloud(seed, n=4 * K, K=K, d=d)
+    means, H_of = means_by_hand(H, y), [H[y == k].numpy() for k in range(K)]
+    variances = [((rows - mean) ** 2).sum() / len(rows) for rows, mean in zip(H_of, means, strict=True)]
+    directions = [mean / hypot(*mean) for mean in means]
+    ratios, logs = [], []
+    for k, other in combinations(range(K), 2):
+        ratios.append((variances[k] + variances[other]) / 2 / sum((means[k] - means[other]) ** 2))
+        logs.append(-log(hypot(*(directions[k] - directions[other]))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formulas, "TILE", tile)
+        assert metrics.cdnv(H, y).item() == pytest.approx(sum(ratios) / len(ratios), rel=1e-9)
+        found = metrics.uniformity(torch.from_numpy(means)).item()
+    assert found == pytest.approx(sum(logs) / len(logs), rel=1e-9, abs=1e-12)
+
+
+def test_uniformity_of_many_classes_can_be_descended():
+    points = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    before = metrics.uniformity(points)
+    (gradient,) = torch.autograd.grad(before, points)
+    assert metrics.uniformity(points - 1e-3 * gradient) < before
+
+
+@pytest.mark.parametrize("dtype, rel", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_nc1_of_many_classes_sees_every_direction_that_the_dtype_resolves(dtype, rel):
+    """Coordinates in units that span four decades: the definition does not depend on the units."""
+    generator = torch.Generator().manual_seed(0)
+    units, y = torch.logspace(0, -4, 16, dtype=torch.float64), torch.arange(4000) % 2000
+    H = torch.randn(2000, 16, generator=generator, dtype=torch.float64)[y]
+    H += 0.3 * torch.randn(4000, 16, generator=generator, dtype=torch.float64)
+    means = H.view(2, 2000, 16).mean(0)
+    within, between = (part.T @ part / len(part) for part in (H - means[y], means - means.mean(0)))
+    expected = torch.linalg.solve(between, within).trace().item() / 2000
+    assert metrics.nc1((H * units).to(dtype), y).item() == pytest.approx(expected, rel=rel)
+    statistics = ClassStatistics(2000, 16)
+    statistics.update((H * units).to(dtype), y)
+    assert statistics.nc1() == pytest.approx(expected, rel=rel) and statistics.left_out() == 0
 
 
 @quick

@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import collapsemetrics as metrics
 from collapsemetrics import ClassStatistics, streaming
@@ -193,3 +195,80 @@ def test_the_debiased_ratio_of_traces_does_not_depend_on_the_number_of_samples(c
     true = 1 / (1 + between / within)
     error = np.std([pair[0] for pair in found]) / 20
     assert abs(debiased - true) < 4 * error < abs(raw - true)
+
+
+@pytest.mark.parametrize("classes, apart", [(2, 0.0), (4, 0.0), (10, 0.0), (4, 3.0), (10, 1.0)])
+def test_a_note_says_where_class_means_differ_no_more_than_noise_makes_them_differ(classes, apart):
+    """Six samples of a class in twenty dimensions of unequal variance; of ten seeds one may err."""
+    said, scales = 0, torch.linspace(0.1, 2, 20)
+    for seed in range(10):
+        generator, y = torch.Generator().manual_seed(seed), torch.arange(6 * classes) % classes
+        means = apart * torch.randn(classes, 20, generator=generator)
+        H = (means[y] + torch.randn(len(y), 20, generator=generator)) * scales
+        notes = metrics.measure(nn.Linear(20, classes), [(H, y)]).notes
+        said += any("noise may be all" in note and "penultimate" in note for note in notes)
+    assert said <= 1 if apart else said >= 9
+
+
+def test_a_note_counts_the_directions_that_nc1_leaves_out():
+    generator, y = torch.Generator().manual_seed(0), torch.arange(60) % 12
+    H = torch.randn(60, 8, generator=generator, dtype=torch.float64)
+    H[:, 5:] *= 1e-12
+    for means_span, said in ((H, ["NC1 leaves out 3 of 8 directions, as rounding: penultimate"]), (H[:, :5], [])):
+        model = nn.Linear(means_span.shape[1], 12).double()
+        notes = metrics.measure(model, [(means_span, y)]).notes
+        assert [note for note in notes if "leaves out" in note] == said
+
+
+# Many classes, and products -------------------------------------------------------------------------------------------
+
+
+class Watched(TorchDispatchMode):
+    """Largest number of entries of any tensor that is made, and of each product its dtype and permitted roundings."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest, self.products = 0, set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        self.largest = max(
+            [self.largest, *(part.numel() for part in pytree.tree_leaves(made) if torch.is_tensor(part))]
+        )
+        if "mm" in function.__name__:
+            kinds = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+            self.products.add((made.dtype, *(kind.fp32_precision for kind in kinds)))
+        return made
+
+
+def test_no_array_has_a_number_for_each_pair_of_classes():
+    K = 3000
+    H, y = features(0, n=2 * K, d=3, K=K)
+    with Watched() as watched:
+        collected(H, y, 1000, K, chance=True).measures()
+    assert K * 3 <= watched.largest < K * K / 2
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_products_of_float32_features_are_not_rounded_whatever_pytorch_is_set_to(precision):
+    H, y = features(0, n=100, d=5, K=3)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        kinds = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        given = [kind.fp32_precision for kind in kinds]
+        with Watched() as watched:
+            assert collected(H, y, 50, 3).samples == 100
+        assert watched.products == {(torch.float32, "ieee", "ieee")}
+        assert [kind.fp32_precision for kind in kinds] == given and torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("again", [0, 10])
+def test_first_samples_of_many_classes_need_no_product_in_float64(again):
+    H, _ = features(0, n=90 + again, d=5, K=90)
+    with Watched() as watched:
+        statistics = collected(H, torch.arange(len(H)) % 90, 50, 90)
+        assert statistics.samples == len(H)
+    assert {dtype for dtype, *_ in watched.products} == {torch.float32}
