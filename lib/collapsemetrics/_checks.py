@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def errors_of(place: str) -> Iterator[None]:
+    """A ValueError names the place that it comes from, such as a loader or a batch."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def integers(least: int, **values: int) -> None:
@@ -51,8 +61,12 @@ def finite(name: str, value: Tensor) -> Tensor:
 
 
 def integers_of(y: Tensor | np.ndarray | Iterable[int]) -> Tensor:
-    """A tensor, an array or a list of integers as a tensor, int64; ValueError for what is none.
+    """A tensor, an array or a list of integers, of any type, as a tensor, int64; ValueError for what is none.
 
+    A second dimension of length 1, as in `(n_samples, 1)`, is dropped.
+
+    >>> integers_of([[True], [False]]), integers_of([2.0, 0.0])
+    (tensor([1, 0]), tensor([2, 0]))
     >>> integers_of(["cat", "dog"])
     Traceback (most recent call last):
     ValueError: labels are words: give their numbers 0..K-1, as [names.index(word) for word in y]
@@ -62,8 +76,10 @@ def integers_of(y: Tensor | np.ndarray | Iterable[int]) -> Tensor:
         if y.dtype.kind in "OSU":
             raise ValueError("labels are words: give their numbers 0..K-1, as [names.index(word) for word in y]")
         y = torch.from_numpy(y)
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"y is {y.dtype}; labels are integers")
+    # subclasses of tensors for images and for labels cannot be computed with together
+    y = (y[:, 0] if y.ndim > 1 and y.shape[1] == 1 else y).as_subclass(Tensor)
+    if y.is_floating_point() and (y.ndim == 2 or (y != y.round()).any()):
+        raise ValueError(f"y is {y.dtype}, {tuple(y.shape)}; labels are integers (y.argmax(1) of one-hot or soft ones)")
     return y.long()
 
 
@@ -75,9 +91,11 @@ def labels(y: Tensor | np.ndarray | Iterable[int], n: int, K: int | None = None)
     """
     y = integers_of(y)
     if y.shape != (n,):
-        raise ValueError(f"y has shape {tuple(y.shape)}; one label for each of {n} samples is needed")
+        hint = ": take y.argmax(1) of one-hot labels" if y.ndim == 2 else ""
+        raise ValueError(f"y has shape {tuple(y.shape)}; one label for each of {n} samples is needed{hint}")
     least, most = y.aminmax() if n else (0, 0)
     if least < 0 or (K is not None and most >= K):
         largest = "K-1" if K is None else K - 1
-        raise ValueError(f"y has labels {int(least)} to {int(most)}; they are 0..{largest}")
+        hint = "; subtract 1" if least > 0 and most == K else ""
+        raise ValueError(f"y has labels {int(least)} to {int(most)}; they are 0..{largest}{hint}")
     return y

@@ -3,8 +3,9 @@ r"""Every measure of collapse of the layers of a PyTorch model: :func:`measure`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 
 import torch
@@ -14,14 +15,14 @@ from torch.utils.data import DistributedSampler
 from . import _checks as checks
 from . import formulas
 from .columns import COLUMNS, called, named
-from .passes import PENULTIMATE, Classifier, Head, Layer, Layers, Loader, Reader, as_head, own, peeked, randomness_kept
+from .passes import PENULTIMATE, Classifier, Head, Layer, Layers, Loader, Reader, as_head, own, randomness_kept
 from .streaming import ClassStatistics
 from .table import ClassMeans, Measures
 
 LARGEST_WIDTH = 8192  # half a scatter matrix of this width takes 256 MiB
 KEPT = 2**29  # bytes of features that are kept for NC4, which needs the final class means
 
-TOLERATED = 0.1  # share of NC1 that the scatter of the means may take away before a note says so
+TOLERATED = 0.05  # share of NC1 that few samples may take away before a note says so
 
 
 def measure(
@@ -40,6 +41,11 @@ def measure(
     centre: str = "classes",
     missing: str = "refuse",
     label_key: str | None = None,
+    ignore_index: int = -100,
+    mask: str | Callable[..., Tensor] | None = None,
+    split: Callable[..., tuple] | None = None,
+    forward: Callable | None = None,
+    batches: int | None = None,
     group=None,
 ) -> Measures:
     r"""Every measure of collapse of a model's features, from one pass over the data and in bounded memory.
@@ -54,13 +60,17 @@ def measure(
     ----------
     model
         Any PyTorch model that takes a batch `x`: as `model(*x)` where x is a tuple or list, as `model(**x)` where it is
-        a mapping, and as `model(x)` otherwise.
+        a mapping, and as `model(x)` otherwise, unless `forward` says how. NumPy arrays become tensors.
     loader
         A DataLoader, a list, or a function without arguments that returns an iterable, such as a generator function.
-        Batches are `(x, y, ...)`, with labels `y: (n_samples,)` in `0..K-1` as a tensor, an array or a list. In a batch
-        that is a mapping, the entry `labels` (or `label`, `label_ids`, `targets`, `target`, `y`) is y, and the other
-        entries are x. Samples with the label -100 are left out. Measure without augmentation: samples drawn anew in
-        each pass are neither what the model was trained on nor what the next measurement sees.
+        Batches are `(x, y, ...)`, with labels `y: (n_samples,)` or `(n_samples, 1)` in `0..K-1` as a tensor, an array
+        or a list of integers, integral floats or bools. In a batch that is a mapping, the entry `labels` (or `label`,
+        `label_ids`, `targets`, `target`, `y`) is y, and the other entries are x. Measure without augmentation: samples
+        drawn anew in each pass are neither what the model was trained on nor what the next measurement sees.
+
+        With labels of positions, `(N, H, W)` or `(N, T)`, each position is a sample of the layers that give
+        `(N, d, H, W)` or `(N, T, d)`; maps of another size take the labels of the nearest positions. Labels that equal
+        the entry `input_ids` are those of a causal language model: each token has the label of the next one.
     layers
         Submodules whose outputs are the features, or their names as in `model.named_modules()`; or `"penultimate"`, the
         default, which is the input of the head. If a module runs several times in a pass, its last output counts, or
@@ -72,9 +82,9 @@ def measure(
         The classifier, a module (or its name) with a `weight: (K, d)` and perhaps a `bias: (K,)`, or a convolution over
         single positions. By default the module whose output is the model's: as it is, averaged over positions, or at
         one of the tokens, as in sequence classifiers; that token then stands for the sample. It is found by running the
-        first batch once more. Of several runs of the head the one counts whose output is the model's. Where no module
-        is the classifier, give `(W, b)`, of shapes `(K, d)` and `(K,)` or None, and as the last of the `layers` the one
-        that it reads.
+        first batch once more. Of several runs of the head the one counts whose output is the model's. A weight of one
+        row, whose score is the logit of class 1, stands for the two rows `[-w, w]`. Where no module is the classifier,
+        give `(W, b)`, of shapes `(K, d)` and `(K,)` or None, and as the last of the `layers` the one that it reads.
     K
         Number of classes; by default the number of rows of the head's weight. If it differs from that, there is no
         `nc3`.
@@ -87,18 +97,17 @@ def measure(
         head's weight.
     reduce
         How positions are reduced: `"mean"` averages features `(N, C, H, W)` over `H, W` (or any number of such
-        dimensions but one) and tokens `(N, T, d)` over `T`, or over the tokens that an `attention_mask` in the batch
-        shows; `"flatten"` makes one long vector of each sample. Or a function of the layer's output, and perhaps of the
-        inputs x, that returns features `(N, d)`: `lambda h: h[:, 0]` takes the first token. Other orders of
-        dimensions, `(N, H, W, C)` or `(T, N, d)`, are not recognised: `d` in the table reveals them, and a function
-        handles them.
+        dimensions but one) and tokens `(N, T, d)` over `T`, or over the tokens that a `mask` shows; `"flatten"` makes
+        one long vector of each sample. Or a function of the layer's output, and perhaps of the inputs x, that returns
+        features `(N, d)`: `lambda h: h[:, 0]` takes the first token. Other orders of dimensions, `(N, H, W, C)` or
+        `(T, N, d)`, are not recognised, but noted where they are likely: a function handles them.
     test_loader
         Samples that the model was not trained on, in batches like those of `loader`. With them each row has
         `dilation`: :func:`dilation`, the NC1 of these samples, from another pass; and `test_ncm_accuracy`, and for
         `"penultimate"` `test_accuracy` and `test_nc4`, with the class means of the training samples.
     outside_loader
-        Samples that belong to none of the classes, in batches of the same kind; their labels do not count. With them
-        each row has :func:`nc5`, from another pass.
+        Samples that belong to none of the classes, in batches of the same kind or of x alone; their labels do not
+        count. With them each row has :func:`nc5`, from another pass.
     centre
         What class means are centred with: the mean of the class means (`"classes"`), or that of all samples
         (`"samples"`, as in :func:`nc1`). The two differ where classes have unequal sizes.
@@ -106,6 +115,21 @@ def measure(
         What to do if a class has no samples: `"refuse"` raises an error, `"skip"` measures the others.
     label_key
         The key of the labels in batches that are mappings, if it is none of the usual ones.
+    ignore_index
+        Samples with this label are left out.
+    mask
+        Which tokens count in averages over `(N, T, d)`: the name of an input `(N, T)` of the model that is zero at
+        padding, or zero everywhere else if the name ends in `padding_mask`. Or a function of the inputs x that returns
+        a tensor `(N, T)`, one or True at tokens that count: `lambda x: x != 0`. By default an input with a usual name:
+        `attention_mask`, `padding_mask`, `key_padding_mask` or `src_key_padding_mask`.
+    split
+        A function that makes `(x, y)` of a batch of another kind, such as `lambda batch: (batch[:2], batch[2])`, or
+        `lambda data: (data, data.y)`.
+    forward
+        A function of the model and x that runs it, by default as above: `lambda model, x: model(x)` for a model that
+        takes a list or a dictionary.
+    batches
+        How many batches to read of each loader, by default all: for streams without an end.
     group
         A `torch.distributed` group in which every process calls this with its share of the samples: each gets the
         measures of all samples. Without it a process measures its own share.
@@ -144,29 +168,33 @@ def measure(
     """
     checks.one_of(("classes", "samples"), centre=centre)
     checks.one_of(("refuse", "skip"), missing=missing)
-    reader = Reader(model, layers, device, reduce, label_key)
+    checks.integers(1, batches=1 if batches is None else batches)
+    reader = Reader(model, layers, device, reduce, label_key, ignore_index, mask, split, forward, batches)
     if isinstance(head, tuple | list):
         reader.read_by_head = reader.layers[-1]
     if nc4 and reader.read_by_head not in reader.layers:
         raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {reader.layers}")
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
     with randomness_kept(reader.device, loader, test_loader, outside_loader):
-        first, batches = peeked(loader)
-        reader.head, reader.K = head, K = _head(reader, first, head, K)
+        passed = reader.batches_of(loader)
+        first = next(passed)
+        reader.head, reader.K = head, K = _head(reader, first[0], head, K)
+        passed = chain([first], passed)
         del first
         if nc4 and len(reader.head.weight) != K:
             raise ValueError(f"the head has {len(reader.head.weight)} rows and K is {K}: nc4 needs one for each class")
-        found, classes = _of_training(reader, loader, batches, nc4, details, centre, missing, group)
+        found, classes = _of_training(reader, loader, passed, nc4, details, centre, missing, group)
         if test_loader is not None:
             _add_test(found, reader, test_loader, K, classes, missing, group)
         if outside_loader is not None:
             _add_nc5(found, reader, outside_loader, group)
+    found.notes += [note for note, holds in reader.notes.items() if holds]
     found[:] = [{column: row[column] for column in COLUMNS if column in row} for row in found]
     return found
 
 
-def _head(reader: Reader, batch, given: Classifier | None, K: int | None) -> tuple[Head | None, int]:
-    """The head that was given, or else the one found by running a batch, and the number of classes.
+def _head(reader: Reader, x, given: Classifier | None, K: int | None) -> tuple[Head | None, int]:
+    """The head that was given, or else the one found by running on inputs, and the number of classes.
 
     The head is None where none is needed; by default there are as many classes as it has rows.
     """
@@ -180,10 +208,8 @@ def _head(reader: Reader, batch, given: Classifier | None, K: int | None) -> tup
         name = reader.name(given)
         head = as_head(name, reader.modules[name])
     elif K is None or PENULTIMATE in reader.layers:
-        head = reader.find_head(batch)
+        head = reader.find_head(x)
     K = len(head.weight) if K is None else K
-    if head and K == len(head.weight) == 1:
-        raise ValueError(f"{called(head.name, 'head')} has one row: give the number of classes, K=2")
     checks.integers(2, K=K)
     return head, K
 
@@ -226,13 +252,15 @@ def cka(model: nn.Module, loader: Loader, a: Layer, b: Layer, device=None, reduc
     >>> round(cka(whole, [(x, None)], "0", "1.0"), 4), cka(whole, [(x, None)], "0", "1.1") < 0.999
     (1.0, True)
     """
-    reader, loader, total = Reader(model, [a, b], device, reduce, label_key), own(loader), torch.zeros(3).double()
+    reader = Reader(model, [a, b], device, reduce, label_key, -100, None, None, None, None)
+    loader, total = own(loader), torch.zeros(3).double()
     with randomness_kept(reader.device, loader):
-        first, batches = peeked(loader)
-        reader.head, _ = _head(reader, first, None, 2)
-        with closing(reader.read(batches, labelled=False)) as passed:
-            for features, _, _ in passed:
-                X, Y = (features[reader.name(layer)].cpu().double() for layer in (a, b))
+        batches = reader.batches_of(loader, labelled=False)
+        first = next(batches)
+        reader.head, _ = _head(reader, first[0], None, 2)
+        with closing(reader.read(chain([first], batches))) as passed:
+            for features in passed:
+                X, Y = (features[reader.name(layer)][0].cpu().double() for layer in (a, b))
                 K, L = (((H - H.mean(0)) @ (H - H.mean(0)).T).fill_diagonal_(0) for H in (X, Y))
                 if len(K) > 3:
                     total += torch.stack([_hsic(K, L), _hsic(K, K), _hsic(L, L)])
@@ -283,8 +311,8 @@ def _of_training(
 def _add_test(found: Measures, reader: Reader, loader: Loader, K: int, classes: Tensor, missing: str, group):
     """Dilation, and what is classified right, of every row, from samples that the model was not trained on."""
     compared = partial(_compared, found, "test_", group)
-    with _errors_of("test_loader"):
-        seen, collected, accuracy = _collected(reader, peeked(loader)[1], K, missing, group, compared)
+    with checks.errors_of("test_loader"):
+        seen, collected, accuracy = _collected(reader, reader.batches_of(loader), K, missing, group, compared)
     for row in found:
         part = collected[row["layer"]]
         row["dilation"] = part.nc1(found.centre)
@@ -292,13 +320,13 @@ def _add_test(found: Measures, reader: Reader, loader: Loader, K: int, classes: 
     if not torch.equal(classes, seen):
         found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
     if few := _few(found, "dilation", part.counts):
-        found.notes.append(f"too few test samples of a class for dilation: {few}")
+        found.notes.append(f"too few test samples of a class for dilation, which may be off by: {few}")
 
 
 def _add_nc5(found: Measures, reader: Reader, loader: Loader, group):
     """NC5 of every row, from samples of none of the classes."""
-    with _errors_of("outside_loader"):
-        _, collected, _ = _collected(reader, peeked(loader)[1], 1, "refuse", group)
+    with checks.errors_of("outside_loader"):
+        _, collected, _ = _collected(reader, reader.batches_of(loader, labelled=False), 1, "refuse", group)
     for row in found:
         name = row["layer"]
         row["nc5"] = formulas.nc5(found.statistics[name].means, collected[name].means[0]).item()
@@ -313,17 +341,16 @@ def _collected(
     """
     found: dict[str, ClassStatistics] = {}
     right = torch.zeros(2, dtype=torch.int64, device=reader.device)  # samples that are classified right, and all
-    with closing(reader.read(batches, labelled=K > 1)) as passed:
-        for number, (features, y, scores) in enumerate(through(passed) if through else passed):
+    with closing(reader.read(batches)) as passed:
+        for number, features in enumerate(through(passed) if through else passed):
             for name in features:  # a variable for the features would keep them while the next are made
                 if name not in found:
-                    found[name] = _statistics(name, K, features[name].shape[1], reader.device)
-                try:
-                    found[name].update(features[name], y)
-                except ValueError as error:
-                    raise ValueError(f"{called(name)}, batch {number}: {error}") from error
-            if scores is not None:
-                right += torch.tensor([(scores.argmax(1).cpu() == y.cpu()).sum(), len(y)]).to(right)
+                    found[name] = _statistics(name, K, features[name][0].shape[1], reader.device)
+                with checks.errors_of(f"{called(name)}, batch {number}"):
+                    found[name].update(*features[name][:2])
+                y, scores = features[name][1:]
+                if scores is not None:
+                    right += torch.tensor([(scores.argmax(1).cpu() == y.cpu()).sum(), len(y)]).to(right)
     if group is not None:
         torch.distributed.all_reduce(right, group=group)
         for part in found.values():
@@ -337,10 +364,10 @@ def _collected(
 def _kept(kept: list[tuple], batches: Iterable) -> Iterator:
     """The batches, which are added to a list until they are too many; it then ends up empty."""
     room = KEPT
-    for features, y, scores in batches:
-        yield features, y, scores
-        kept.append(({name: part.clone() for name, part in features.items()}, y, scores))
-        room -= sum(part.nbytes for part in (scores, *features.values()) if part is not None)
+    for features in batches:
+        yield features
+        kept.append({name: (part[0].clone(), *part[1:]) for name, part in features.items()})
+        room -= sum(part.nbytes for parts in features.values() for part in parts if part is not None)
         if room < 0:
             kept.clear()
 
@@ -349,11 +376,12 @@ def _compared(found: Measures, prefix: str, group, batches: Iterable) -> Iterato
     """The batches; at their end each row gets the accuracy of the nearest class mean, and that of the head NC4."""
     means = next(iter(found.statistics.values())).means
     counts = torch.zeros(len(found), 3, dtype=torch.float64, device=means.device)
-    for features, y, scores in batches:
-        yield features, y, scores  # whoever reads them has checked them then
+    for features in batches:
+        yield features  # whoever reads them has checked them then
         for row, count in zip(found, counts, strict=True):
             means, _, _, classes = found.statistics[row["layer"]]
-            near = formulas.nearest(features[row["layer"]].to(means), means).cpu()
+            y, scores = features[row["layer"]][1:]
+            near = formulas.nearest(features[row["layer"]][0].to(means), means).cpu()
             taken = near if scores is None else scores[:, classes].argmax(1).cpu()
             count += torch.tensor([len(y), (classes[near] == y.cpu()).sum(), (taken != near).sum()]).to(count)
     if group is not None:
@@ -398,42 +426,34 @@ def _notes(found: Measures, collected: dict[str, ClassStatistics], reader: Reade
     elif PENULTIMATE in collected and reader.linear is False:
         notes.append(f"{what} is no plain linear layer: its scores are not W h + b, and NC3 and duality see W alone")
     if few := _few(found, "nc1", counts):
-        notes.append(f"too few samples of a class for their NC1, which may be far off: {few}")
+        notes.append(f"too few samples of a class for their NC1, which may be off by: {few}")
     if noise := ", ".join(named(name) for name, part in collected.items() if part.is_noise(found.centre)):
         notes.append(f"noise may be all that tells class means apart; trace_ratio_debiased is then arbitrary: {noise}")
     for row in found:
         possible = min(len(counts) - 1, row["d"])
         if row["numerical_rank"] < possible and (left := collected[row["layer"]].left_out(found.centre)):
             notes.append(f"NC1 leaves out {left} of {possible} directions, as rounding: {named(row['layer'])}")
-    return [*notes, *reader.notes]
+    return notes
 
 
 def _few(rows: Measures, column: str, counts: Tensor) -> str:
-    """The layers for whose NC1 in a given column the smallest class has too few samples.
+    """The layers for whose NC1 in a given column the smallest class has too few samples, and by how much it is off.
 
-    With noise of the same variance in all directions, NC1 is about its true value times 1 - lost / (n - 1), see the
-    book; with fewer dimensions than classes, noise alone has an NC1 of (n - 1) d / (K - d - 2).
+    With noise of the same variance in all directions, NC1 is about its true value times (n - 1) / n, as the means are
+    those of the samples, and times 1 - lost / (n - 1), as these scatter, see the book; with fewer dimensions than
+    classes, noise alone has an NC1 of (n - 1) d / (K - d - 2).
     """
     K, least, few = len(counts), int(counts.min()), []
     for row in rows:
         lost = row[column] * ((row["d"] - K) / (K - 1) if row["d"] > K else (K - row["d"] - 2) / row["d"])
-        if least == 1 or lost / (least - 1) > TOLERATED:
-            few.append(named(row["layer"]))
+        if (bias := min((1 + lost) / least, 1)) > TOLERATED:
+            few.append(f"{named(row['layer'])} {bias:.0%}")
     return ", ".join(few)
-
-
-@contextmanager
-def _errors_of(loader: str) -> Iterator[None]:
-    """Errors in reading test or outside samples name the loader they come from."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{loader}: {error}") from error
 
 
 def _again(reader: Reader, loader: Loader) -> Iterator:
     """The batches of another pass."""
     if isinstance(loader, Iterator):
         raise ValueError("nc4 of so many features needs a second pass, and the loader can be read once only")
-    with closing(reader.read(peeked(loader)[1])) as batches:
+    with closing(reader.read(reader.batches_of(loader))) as batches:
         yield from batches

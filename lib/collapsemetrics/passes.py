@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from . import _checks as checks
-from .columns import called
+from .columns import called, named
 
 Loader = Iterable | Callable[[], Iterable]
 Layer = str | nn.Module
@@ -26,7 +26,7 @@ Classifier = Layer | tuple[Tensor, Tensor | None]
 #: What :func:`~collapsemetrics.measure` calls the input of the head.
 PENULTIMATE = "penultimate"
 LABELS = ("labels", "label", "label_ids", "targets", "target", "y")  # keys under which a batch may hold its labels
-IGNORED = -100  # the label that PyTorch's and transformers' losses leave out
+MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")  # of tokens, among the inputs
 PLAIN = {module.forward for module in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}  # those give W h + b
 
 
@@ -40,12 +40,17 @@ class Head(NamedTuple):
 
 
 def as_head(name: str, module: nn.Module) -> Head:
-    """The module as a head; ValueError unless its weight is `(K, d)` or that of a single-position convolution."""
+    """The module as a head; ValueError unless its weight is `(K, d)` or that of a single-position convolution.
+
+    One row gives the logit of the second of two classes, and stands for the scores `-(w h + b)` and `w h + b`.
+    """
     if not _is_linear(module) or module.weight.is_meta:  # as an offloaded weight is
         advice = "run a lazy layer once before; otherwise give head=(W, b), and as layers= the layer that it reads"
         raise ValueError(f"{called(name, 'head')} has no weight (K, d) that can be read: {advice}")
-    bias = getattr(module, "bias", None)
-    return Head(name, module, module.weight.detach().flatten(1), None if bias is None else bias.detach())
+    weight, bias = module.weight.detach().flatten(1), getattr(module, "bias", None)
+    if len(weight) == 1:
+        weight, bias = torch.cat([-weight, weight]), None if bias is None else torch.cat([-bias, bias])
+    return Head(name, module, weight, None if bias is None else bias.detach())
 
 
 def _is_linear(module: nn.Module | None) -> bool:
@@ -68,8 +73,8 @@ class Reader:
 
     Parameters
     ----------
-    model, layers, device, reduce, label_key
-        As in :func:`measure`.
+    model, layers, device, reduce, label_key, ignore_index, mask, split, forward, most
+        As in :func:`measure`, where `most` is called `batches`.
 
     Attributes
     ----------
@@ -84,13 +89,14 @@ class Reader:
     read_by_head
         The name of the layer that the head reads, `"penultimate"` until another one is set.
     notes
-        What a reader of the measures has to know, as sentences.
+        What a reader of the measures has to know, as sentences, and whether they were true of all that was read.
     """
 
-    def __init__(self, model: nn.Module, layers: Layers, device, reduce: str | Callable, label_key: str | None):
+    def __init__(self, model, layers, device, reduce, label_key, ignore_index, mask, split, forward, most):
         if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
             raise ValueError(f"model is a {type(model).__name__}; an nn.Module that is no ScriptModule is needed")
-        self.model, self.reduce, self.label_key = model, reduce, label_key
+        self.model, self.reduce, self.label_key, self.ignore_index = model, reduce, label_key, ignore_index
+        self.mask, self.split, self.forward, self.most = mask, split, forward or _forward, most
         self.modules = {PENULTIMATE: None, **dict(model.named_modules())}
         layers = [layers] if isinstance(layers, str | nn.Module) else layers or [PENULTIMATE]
         self.layers = list(dict.fromkeys(map(self.name, layers)))
@@ -117,8 +123,24 @@ class Reader:
             checks.one_of(filter(None, self.modules), module=given)
         return given
 
-    def find_head(self, batch) -> Head:
-        """The module whose output is the model's, found by running a batch; the last of several, ValueError if none is.
+    def batches_of(self, loader: Loader, labelled: bool = True) -> Iterator[tuple]:
+        """Inputs and labels of each batch, labels None unless `labelled`; ValueError for what is no batch."""
+        workers, number = getattr(loader, "num_workers", 0), -1
+        if workers > 1 and isinstance(loader.dataset, IterableDataset):
+            self.notes[f"each of {workers} workers reads all of an IterableDataset that does not share it out"] = True
+        for batch in islice(loader() if callable(loader) else loader, self.most):
+            number += 1  # `enumerate` would keep a batch while the next is made
+            with checks.errors_of(f"batch {number}, read as (x, y) unless split= is given"):
+                x, y = self.split(batch) if self.split else self._split(batch, labelled)
+                y = self._shifted(x, checks.integers_of(y)) if labelled else None
+            del batch
+            yield x, y
+            del x
+        if number < 0:
+            raise ValueError("the loader has no batch")
+
+    def find_head(self, x) -> Head:
+        """The module whose output for inputs is the model's; the last of several, ValueError if it is that of none.
 
         The module may also give the model's output for each token, of which the model takes one, or for each position,
         over which the model averages; or it may run several times, and once give the model's output or its first rows.
@@ -136,7 +158,6 @@ class Reader:
         for name, module in self.model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.append((module, keep(name)))
-        x, _ = self._split(batch)
         with evaluated(self.model, hooks), torch.no_grad():
             logits = _logits(self._run(x)[1])
         reason, seen, found = "the model returns no scores (n_samples, K), or several tensors that may be these", [], []
@@ -149,43 +170,29 @@ class Reader:
             raise ValueError(f"{reason}{saw}: name the head, or give layers= with K= or with head=(W, b)")
         return as_head(found[-1], self.modules[found[-1]])
 
-    def read(
-        self, batches: Iterable, layers: list[str] | None = None, labelled: bool = True
-    ) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor | None]]:
-        """For each batch the features `(n, d)` of the layers, by default of all, its labels and scores; to be closed.
+    def read(self, batches: Iterable[tuple]) -> Iterator[dict[str, tuple]]:
+        """For each batch, by layer, features `(n, d)`, labels `(n,)` and scores; to be closed.
 
-        Scores are None where no head is read, as in :meth:`_scores`.
-
-        Samples with the label -100 are left out. Unless `labelled`, all labels are 0. ValueError for a layer that does
-        not run, and for anything that is not a batch.
+        Scores are None of layers that the head does not read, and as in :meth:`_scores`. Samples with the label
+        `ignore_index` are left out. Without labels all are 0. ValueError for a layer that does not run.
         """
-        layers = self.layers if layers is None else layers
         outputs: dict[str, list] = {}  # of each run of a layer in a pass
-        with evaluated(self.model, [self._hook(name, outputs) for name in layers]):
-            for batch in batches:  # `enumerate` would keep one while the next is made
-                x, y = self._split(batch)
-                del batch  # before the loader makes the next one
+        with evaluated(self.model, [self._hook(name, outputs) for name in self.layers]):
+            for x, y in batches:
                 with torch.no_grad():  # no inference mode: what a model keeps for later could not be trained with
                     x, result = self._run(x)
-                for name in layers:
+                for name in self.layers:
                     if name not in outputs:
                         raise ValueError(f"{called(name)} does not run when the model does")
-                n = np.shape(y)[0] if np.ndim(y) else 0
                 logits, of_head = _logits(result), None
+                n = next((len(each) for each in (y, logits) if each is not None and each.ndim), 0)
                 if PENULTIMATE in outputs:
                     outputs[PENULTIMATE], of_head = self._given(outputs[PENULTIMATE], logits, n)
-                features = {name: self._rows(name, _whole(outputs.pop(name), n), x) for name in layers}
-                by_head = features.get(self.read_by_head)
-                scores = None if by_head is None else self._scores(by_head, of_head, logits)
-                del x, result, logits, of_head, by_head
-                n = len(features[layers[0]])
-                y = checks.integers_of(y) if labelled else torch.zeros(n).long()
-                kept = y != IGNORED
-                if y.shape == (n,) and not kept.all():
-                    y = y[kept]
-                    features = {name: rows[kept.to(rows.device)] for name, rows in features.items()}
-                    scores = scores if scores is None else scores[kept.to(scores.device)]
-                yield features, y, scores
+                features = {}
+                for name in self.layers:
+                    features[name] = self._labelled(name, _whole(outputs.pop(name), n), x, y, of_head, logits)
+                del x, result, logits, of_head  # before the loader makes the next batch
+                yield features
                 features.clear()  # even if the caller still holds them
 
     def _hook(self, name: str, outputs: dict) -> tuple[nn.Module, Callable]:
@@ -215,35 +222,70 @@ class Reader:
             given, scores = (matching or runs)[-1]
         return [_chosen(given, scores, logits)], scores
 
-    def _split(self, batch) -> tuple:
+    def _split(self, batch, labelled: bool) -> tuple:
         """Inputs and labels of a batch."""
-        if batch is None or isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) < 2):
-            raise ValueError(f"a batch is no (x, y), but has {_kind(batch)}")
-        if not isinstance(batch, Mapping):
-            return batch[0], batch[1]
-        known = (self.label_key,) if self.label_key else LABELS
-        key = next((name for name in known if name in batch), None)
-        if key is None:
-            entries = ", ".join(map(str, batch))
-            raise ValueError(f"a batch has the entries {entries}; say which are the labels: label_key=...")
-        return {name: value for name, value in batch.items() if name != key}, batch[key]
+        batch = [batch] if isinstance(batch, Tensor) and not labelled else batch
+        if isinstance(batch, Mapping):
+            known = (self.label_key,) if self.label_key else LABELS
+            key = next((name for name in known if name in batch), None)
+            if key is None and labelled:
+                raise ValueError(f"it has the entries {', '.join(batch)}; say which are the labels: label_key=...")
+            return {name: value for name, value in batch.items() if name != key}, batch.get(key)
+        if not isinstance(batch, tuple | list) or len(batch) <= labelled:
+            raise ValueError(f"it has {_kind(batch)}; if these are several loaders, measure each")
+        return batch[0], batch[1] if labelled else None
+
+    def _shifted(self, x, y: Tensor) -> Tensor:
+        """The labels; if they are the inputs, as of causal language models, each token has the label of the next."""
+        ids = x.get("input_ids") if isinstance(x, Mapping) else None
+        if not isinstance(ids, Tensor) or ids.shape != y.shape or ((y != ids) & (y != self.ignore_index)).any():
+            return y
+        self.notes["labels are the input_ids: each token has the label of the next one, as in causal models"] = True
+        return nn.functional.pad(y[:, 1:], (0, 1), value=self.ignore_index)
 
     def _run(self, x) -> tuple:
         """The inputs, moved to the device, and the model's output."""
-        if isinstance(x, Mapping):
-            x = {name: self._moved(value) for name, value in x.items()}
-            return x, self.model(**x)
-        if isinstance(x, tuple | list) and not hasattr(x, "to"):  # a packed sequence is a tuple too
-            x = tuple(self._moved(value) for value in x)
-            return x, self.model(*x)
         x = self._moved(x)
-        return x, self.model(x)
+        return x, self.forward(self.model, x)
 
     def _moved(self, value):
-        """An input on the device, with the precision of the weights if none of them has its own."""
+        """Inputs on the device, arrays as tensors, with the precision of the weights if none of them has their own."""
+        if isinstance(value, Mapping):
+            return {name: self._moved(part) for name, part in value.items()}
+        if isinstance(value, tuple | list) and not hasattr(value, "to"):
+            return (list if isinstance(value, list) else tuple)(map(self._moved, value))
+        if isinstance(value, np.ndarray) and value.dtype.kind in "bfiu":
+            value = torch.from_numpy(value)
         if isinstance(value, Tensor) and value.is_floating_point() and value.dtype not in self.dtypes:
             return value.to(self.device, next(iter(self.dtypes), value.dtype))
         return value.to(self.device) if hasattr(value, "to") else value
+
+    def _labelled(self, name: str, output, x, y: Tensor | None, *scores) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features `(n, d)` made from a module's output, labels and scores, without samples that do not count."""
+        if y is not None and y.ndim > 1 and self.reduce == "mean" and getattr(output, "ndim", 0) == y.ndim + 1:
+            rows, y = self._positions(name, output, y)
+        else:
+            rows = self._rows(name, output, x)
+        rows = rows.as_subclass(Tensor)
+        given = self._scores(rows, *scores) if name == self.read_by_head else None
+        if y is None:
+            return rows, torch.zeros(len(rows)).long(), given
+        y = y.flatten() if len(rows) == y.numel() else y
+        kept = y != self.ignore_index
+        if y.shape == (len(rows),) and not kept.all():
+            rows, given = (part if part is None else part[kept.to(part.device)] for part in (rows, given))
+            y = y[kept]
+        return rows, y, given
+
+    def _positions(self, name: str, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of each position, and its label: for maps of another size that of the nearest position."""
+        orders = [output, output.movedim(1, -1)][:: 1 if output.ndim == 3 else -1]  # (N, T, d) or (N, d, H, W) first
+        output = next((given for given in orders if given.shape[:-1] == y.shape), orders[0])
+        self.notes["each labelled position is a sample"] = True
+        if output.ndim > 3 and output.shape[1:-1] != y.shape[1:]:
+            self.notes[f"labels are resized to the maps of {named(name)!r}, by nearest neighbours"] = True
+            y = nn.functional.interpolate(y[:, None].double(), output.shape[1:-1], mode="nearest-exact")[:, 0].long()
+        return output.flatten(0, -2), y.flatten()
 
     def _rows(self, name: str, output, x) -> Tensor:
         """Features `(n_samples, d)` made from a module's output."""
@@ -255,14 +297,39 @@ class Reader:
             raise ValueError(f"{called(name)} gives {_kind(output)}; a tensor (n_samples, ...) needed")
         if output.ndim == 2 or self.reduce == "flatten":
             return output.flatten(1)
+        order = f"{named(name)!r} may not be (N, T, d) or (N, d, H, W), as it was read: reduce= takes a function"
+        self.notes[order] = self.notes.get(order, True) and self._is_ambiguous(name, output.shape)
         dtype = torch.promote_types(output.dtype, torch.float32)
         if output.ndim > 3:
             return output.mean(tuple(range(2, output.ndim)), dtype=dtype)
-        mask = x.get("attention_mask") if isinstance(x, Mapping) else None
-        if mask is None or mask.shape != output.shape[:2]:
+        mask = self._mask(x, output.shape[:2])
+        if mask is None:
             return output.mean(1, dtype=dtype)
         weights = mask.to(dtype) / mask.sum(1, keepdim=True)
         return (output.to(dtype) * weights[..., None]).sum(1)
+
+    def _is_ambiguous(self, name: str, shape: torch.Size) -> bool:
+        """Whether tokens may come before samples, or of a map the last dimension is that of the layer's parameters."""
+        vectors = self.head.weight[:1] if name == PENULTIMATE else self.modules[name].parameters()
+        widths = {len(vector) for vector in vectors if vector.ndim == 1}
+        return shape[0] == shape[1] if len(shape) == 3 else shape[-1] in widths and shape[1] not in widths
+
+    def _mask(self, x, shape: torch.Size) -> Tensor | None:
+        """Which tokens `(N, T)` count, None if all do or no input says."""
+        if callable(self.mask):
+            return self.mask(x)
+        if isinstance(x, tuple | list):
+            x = dict(zip(inspect.signature(self.model.forward).parameters, x, strict=False))
+        entries = x.items() if isinstance(x, Mapping) else ()
+        masks = {name: value for name, value in entries if getattr(value, "shape", None) == shape}
+        if self.mask:
+            checks.one_of(masks, mask=self.mask)
+        for name in [self.mask] if self.mask else MASKS:
+            if name in masks:
+                return (masks[name] == 0) == name.endswith("padding_mask")
+        if any(((value == 0) | (value == 1)).all() for value in masks.values()):
+            self.notes["an input looks like a mask of tokens, and none was used: mask= names it"] = True
+        return None
 
     def _scores(self, H: Tensor, *given) -> Tensor | None:
         """Scores `(n, K)`: the first that are given for each sample and class, or else `W h + b`.
@@ -271,12 +338,22 @@ class Reader:
         fits neither classes nor features.
         """
         W, b = self.head.weight, self.head.bias
-        scores = [part for part in given if isinstance(part, Tensor) and part.shape == (len(H), self.K)]
+        last = 1 if self.head.module.weight.ndim > 2 else -1  # where a convolution has its channels, or a linear layer
+        parts = [part.movedim(last, -1).flatten(0, -2) for part in given if isinstance(part, Tensor) and part.ndim > 1]
+        parts = [torch.cat([-part, part], 1) if part.shape[1] == 1 else part for part in parts]  # of one logit
+        scores = [part for part in parts if part.shape == (len(H), self.K)]
         if W.shape == (self.K, H.shape[1]) and (self.linear is None or not scores):
             scores.append(nn.functional.linear(H.to(W), W, b))
             error = (scores[-1].to(scores[0]) - scores[0]).norm()
             self.linear = bool(error <= 0.02 * scores[0].norm())  # which half precision keeps to
         return scores[0] if scores and W.any() else None
+
+
+def _forward(model: nn.Module, x):
+    """The model's output for the inputs of a batch."""
+    if isinstance(x, tuple | list) and not hasattr(x, "to"):  # a packed sequence is a tuple too
+        return model(*x)
+    return model(**x) if isinstance(x, Mapping) else model(x)
 
 
 def own(loader):
@@ -285,16 +362,6 @@ def own(loader):
         loader = copy(loader)
         vars(loader).update(persistent_workers=False, _iterator=None)  # assigning them is refused
     return loader
-
-
-def peeked(loader) -> tuple[object, Iterator]:
-    """The first batch of a loader, and an iterator over all batches; ValueError if there is none."""
-    batches = iter(loader() if callable(loader) else loader)
-    try:
-        first = next(batches)
-    except StopIteration:
-        raise ValueError("the loader has no batch") from None
-    return first, chain([first], batches)
 
 
 @contextmanager
@@ -348,6 +415,7 @@ def _logits(result) -> Tensor | None:
     if isinstance(result, tuple | list) and result:
         flat = [part for part in result if isinstance(part, Tensor) and part.ndim == 2] or list(result[:1])
         result = flat[0] if len(flat) == 1 else None
+    result = result[:, None] if isinstance(result, Tensor) and result.ndim == 1 else result  # one logit a sample
     return result if isinstance(result, Tensor) and result.ndim >= 2 else None
 
 

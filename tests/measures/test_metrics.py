@@ -328,7 +328,7 @@ nan_row = torch.tensor([[1.0, float("nan")], [1.0, 2.0]])
     "measure", [metrics.class_means, metrics.relative_spread, metrics.directional_spread, metrics.nc1]
 )
 def test_bad_clouds_are_refused(measure):
-    no_labels = y[:3], y[:, None], y + 1, y - 1, y * 10**12, y.double(), y == 1
+    no_labels = y[:3], torch.eye(2)[y], y + 1, y - 1, y * 10**12, y + 0.5
     no_features = nan_row[[0, 1, 0, 1]], H[:, 0], H[:0], H.long()
     refused = [(H, bad, "^y") for bad in no_labels] + [(bad, y, "^[Hy]") for bad in no_features]
     for features, labels, named in refused:

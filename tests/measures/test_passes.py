@@ -525,8 +525,8 @@ def test_a_class_that_does_not_occur_is_named_or_skipped():
 
 
 def test_too_few_samples_are_noted_with_more_classes_than_dimensions_too_and_in_the_test_set():
-    y = torch.arange(600) % 30
-    x = torch.randn(600, 10, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(900) % 30
+    x = torch.randn(900, 10, generator=torch.Generator().manual_seed(0))
     few = "too few samples of a class for their NC1"
     apart = x + 50 * torch.randn(30, 10, generator=torch.Generator().manual_seed(1))[y]
     assert few in str(measure(nn.Linear(10, 30), [(x, y)])) and few not in str(measure(nn.Linear(10, 30), [(apart, y)]))
@@ -598,14 +598,14 @@ few, labels = doubles(3)
         ({"K": 4, "nc4": True}, "nc4"),
         ({"loader": []}, "^the loader has no batch"),
         ({"test_loader": []}, "test_loader: the loader has no batch"),
-        ({"loader": [few]}, "a batch is no .x, y., but has shape"),
-        ({"loader": [(few, labels), None, (few, labels)]}, "a batch is no .x, y., but has type NoneType"),
+        ({"loader": [few]}, "batch 0, .*: it has shape"),
+        ({"loader": [(few, labels), None, (few, labels)]}, "batch 1, .*: it has type NoneType"),
         ({"loader": [(few, labels), (few * float("nan"), labels)]}, "'penultimate', batch 1: H has 15 entries"),
         ({"loader": [(few, ["cat"] * 3)]}, r"words: give their numbers 0..K-1, as \[names.index"),
         ({"loader": [(few, torch.zeros(3, 2).long())]}, r"shape \(3, 2\); one label for each of 3 samples"),
         ({"loader": [(few, labels + 1)]}, "labels 1 to 3; they are 0..2"),
         ({"test_loader": [(few[:2], labels[:2])]}, "test_loader: class 2 has no sample"),
-        ({"model": nn.Linear(6, 1).double()}, "one row: .* K=2"),
+        ({"model": nn.Linear(6, 1).double()}, "labels 0 to 2; they are 0..1"),
         ({"model": identity}, "name the head"),
         ({"model": identity, "loader": [(wide, labels)], "layers": "0", "K": 3}, "'0'.* reduce"),
     ],

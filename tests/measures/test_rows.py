@@ -227,7 +227,7 @@ def test_a_head_of_zeros_has_nothing_to_compare_with_and_a_note_says_so():
 
 def test_labels_of_test_samples_that_do_not_fit_are_refused_as_those_of_training_are():
     model, (x, y) = network(), samples()
-    for wrong in (y[:, None], y + 3):
+    for wrong in (torch.eye(3)[y].long(), y + 3):
         with pytest.raises(ValueError, match="^test_loader: .* y has"):
             measure(model, [(x, y)], test_loader=[(x, wrong)])
 
