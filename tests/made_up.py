@@ -146,7 +146,7 @@ class Book:
         halves = shutil.ignore_patterns("*.pyc.*")  # which another process may be writing
         shutil.copytree(ROOT / "lib", self.root / "lib", dirs_exist_ok=True, ignore=halves)
         (self.root / "_static").mkdir()
-        for name in ("_config.yml", "CITATION.cff", "chapters/papers.yml", "_static/favicon.svg"):
+        for name in ("_config.yml", "CITATION.cff", "chapters/papers.yml", "_static/favicon.svg", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root / name)
         return self
 

@@ -16,7 +16,7 @@ from lib.book.execute import executed_notebook, noted
 from lib.book.inputs import code_hash
 from lib.book.ledger import claims, errata, tables
 from lib.book.page import Page, SiteError
-from lib.book.site import changes, symbols
+from lib.book.site import changes, downloads, symbols
 
 NOT_EXECUTED = ":::{warning}\nThis chapter has not been executed in this build, so it shows no results.\n:::"
 # BibTeX has a meaning of its own for the braces that Jinja usually looks for.
@@ -97,14 +97,15 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
     def fill(text: str) -> str:
         return re.sub(rf"<!-- ({'|'.join(marks)}) -->", lambda match: marks[match[1]](), text)
 
-    files: dict[str, bytes] = {}
+    wheel, packed = downloads.wheel(root, everything)
+    files: dict[str, bytes] = {f"downloads/{wheel}": packed}
     for page in everything:
         if page.is_chapter:
             composed = notebooks[page] or _without_results(page)
             for cell in _prose(composed):
                 text = tables.measured_by(errata.expand(cell.source, best, statements), best)
                 cell.source = _link_chapters(fill(text), page, everything)
-            files |= _chapter(page, composed, executed=notebooks[page] is not None)
+            files |= _chapter(page, composed, notebooks[page] is not None, wheel)
         else:
             files[f"{page.name}.md"] = _link_chapters(fill(page.text), page, everything).encode()
     for path in (*(root / name for name in FIXED), *(root / "_static").glob("*.*")):
@@ -117,14 +118,14 @@ def _prose(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "markdown"]
 
 
-def _chapter(page: Page, notebook, executed: bool) -> dict[str, bytes]:
+def _chapter(page: Page, notebook, executed: bool, wheel: str) -> dict[str, bytes]:
     """The files of a chapter: what Sphinx reads, with a note under the title, and what readers download."""
     files = {f"downloads/{page.name}.md": page.text.encode()}
     note = NOT_EXECUTED
     if executed:
         files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         opening = _opening(notebook)
-        note = _run_note(page, opening)
+        note = _run_note(page, opening, wheel)
         notebook.cells = [cell for cell in notebook.cells if cell not in opening]
     if title := next((cell for cell in _prose(notebook) if re.search("(?m)^# ", cell.source)), None):
         title.source = re.sub("(?m)^# .*", lambda h1: f"{h1[0]}\n\n{note}\n", title.source, count=1)
@@ -136,8 +137,20 @@ def cite(root: Path) -> dict[str, str]:
     """What CITATION.cff says: the authors, the version, and a button with the BibTeX entry."""
     about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
     names = [one.get("name") or f"{one['given-names']} {one['family-names']}" for one in about["authors"]]
-    button = TEMPLATES.get_template("cite.md").render(about=about, names=names)
+    url = places(root)["site"] or places(root)["repository"]
+    button = TEMPLATES.get_template("cite.md").render(about=about, names=names, url=url)
     return {"authors": ", ".join(names), "version": str(about["version"]), "button": button}
+
+
+def places(root: Path) -> dict[str, str]:
+    """Where the book lives, by `_config.yml`: its `site`, its `repository`, and what `github` calls that.
+
+    Each is empty where nobody has said it.
+    """
+    config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf8"))
+    site = config.get("html", {}).get("baseurl", "")
+    repository = config.get("repository", {}).get("url", "").rstrip("/").removesuffix(".git")
+    return {"site": site, "repository": repository, "github": repository.partition("https://github.com/")[2]}
 
 
 def _without_results(page: Page):
@@ -163,7 +176,7 @@ def _opening(notebook) -> list:
     return opening
 
 
-def _run_note(page: Page, opening: list) -> str:
+def _run_note(page: Page, opening: list, wheel: str) -> str:
     """How the reader runs the chapter, how the results shown were computed, and the code that opens it."""
     about = noted(page)
     parameters = dict(about["key"]["parameters"])
@@ -176,7 +189,8 @@ def _run_note(page: Page, opening: list) -> str:
     took = f"{seconds:.0f} s" if (seconds := about["seconds"]) < 100 else f"{seconds / 60:.1f} min"
     source = "\n\n".join(cell.source.strip() for cell in opening)
     template = TEMPLATES.get_template("run-note.md")
-    return template.render(page=page, command=command, profile=profile, rest=parameters, took=took, source=source)
+    about = {"page": page, "command": command, "profile": profile, "rest": parameters, "took": took, "source": source}
+    return template.render(**about, **places(page.root), wheel=wheel, up="../" * page.name.count("/"))
 
 
 def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:

@@ -1,13 +1,19 @@
-"""What the book adds to Sphinx: numbers by part and page, links to statements, a search that lists sections."""
+"""What the book adds to Sphinx: numbers by part and page, links to statements, a search that lists sections, and
+notebooks that readers can take away."""
 
 from __future__ import annotations
 
+import posixpath
+import shutil
 from pathlib import Path
 
+import nbformat
 from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx_proof.nodes import NODE_TYPES
 
 from lib.book.page import NUMBERS
+from lib.book.site import downloads
 
 STATEMENTS = tuple(NODE_TYPES.values())
 
@@ -17,6 +23,7 @@ def setup(app) -> dict:
     app.connect("env-get-updated", number_by_page, priority=900)  # after Sphinx has counted
     app.connect("doctree-resolved", link_statements)
     app.connect("build-finished", list_sections)
+    app.connect("build-finished", write_downloads)
     app.connect("autodoc-skip-member", skip_fields)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -82,3 +89,43 @@ def list_sections(app, error) -> None:
 def _listed(node) -> bool:
     """Is it a statement, or a section with a heading (the content of a statement or exercise is one without)?"""
     return isinstance(node, (nodes.section, *STATEMENTS)) and bool(node.children) and isinstance(node[0], nodes.title)
+
+
+def write_downloads(app, error) -> None:
+    """Put the notebooks behind the download buttons, in plain Markdown, and the wheel that they install at the root."""
+    if error or app.builder.name != "html":
+        return
+    folder, site = Path(app.srcdir, "downloads"), app.config.html_baseurl
+    site = site and site.rstrip("/") + "/"
+    wheel = next(folder.glob("*.whl"))
+    shutil.copy(wheel, app.outdir)
+    for path in folder.rglob("*.ipynb"):
+        file = path.relative_to(folder).as_posix()
+        page = file.removesuffix(".ipynb")
+        notebook = nbformat.read(path, as_version=4)
+        notebook = downloads.standalone(notebook, page, _resolver(app, page, site), wheel.name, site)
+        for target in (Path("_sources", file), Path("_downloads", app.env.dlfiles[f"downloads/{file}"][1])):
+            if Path(app.outdir, target).is_file():
+                nbformat.write(notebook, Path(app.outdir, target))
+
+
+def _resolver(app, page: str, site: str):
+    """What a role on a page shows, and the address on the site; see :data:`lib.book.site.downloads.Resolve`."""
+
+    def resolve(role: str, target: str, shown: str | None):
+        domain, _, kind = role.rpartition(":")
+        domain = domain or {"eq": "math", "cite": "cite"}.get(role, "std")
+        kind = "p" if role == "cite" else kind
+        words = nodes.inline(text=shown or target)
+        about = {"reftarget": target, "refexplicit": shown is not None, "refdoc": page}
+        node = pending_xref("", words, refdomain=domain, reftype=kind, **about)
+        found = app.env.domains[domain].resolve_xref(app.env, page, app.builder, kind, target, node, words)
+        if found is None:  # an exercise
+            number = app.env.toc_fignumbers.get(page, {}).get("exercise", {}).get(target)
+            return (f"Exercise {'.'.join(map(str, number))}" if number else shown or target), None
+        address = next((part["refuri"] for part in found.findall(nodes.reference) if "refuri" in part), None)
+        if not (site and address):
+            return found.astext(), None
+        return found.astext(), site + posixpath.normpath(posixpath.join(posixpath.dirname(page), address))
+
+    return resolve

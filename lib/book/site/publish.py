@@ -160,15 +160,10 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
 
 
 def _finish(files: dict[str, bytes], out: Path) -> None:
-    """Write the entry page, the claims, and behind each page's download button the executed notebook without its
-    note."""
+    """Write the entry page and the claims."""
     first = yaml.safe_load(files["_toc.yml"])["root"]
     (out / "index.html").write_text(compose.TEMPLATES.get_template("index.html").render(first=first))
     (out / "claims.json").write_bytes(files["downloads/claims.json"])
-    for name, content in files.items():
-        target = out / "_sources" / name.removeprefix("downloads/")
-        if name.startswith("downloads/") and name.endswith(".ipynb") and target.is_file():
-            target.write_bytes(content)
 
 
 def _link(path: Path, target: Path) -> None:
