@@ -8,7 +8,7 @@ GROUPS = {
     "how even": "nc2_etf nc2_of nc2_norms nc2_angles uniformity numerical_rank condition_number",
     "how many directions": "effective_rank alpha_req",
     "how aligned": "nc3 duality nc0 nc2_norms_head nc2_angles_head nc5",
-    "how well classified": "accuracy ncm_accuracy nc4 test_accuracy test_ncm_accuracy test_nc4",
+    "how well classified": "accuracy ncm_accuracy nc4 test_accuracy test_ncm_accuracy test_nc4 auroc_neco auroc_nci",
 }
 MEASURES = " ".join(GROUPS.values()).split()
 #: What pictures call the measures.
@@ -21,6 +21,8 @@ TITLES = {name: name.replace("_", " ").replace("ncm", "NCM").replace("nc", "NC")
     "nc2_of": "NC2, orthogonal",
     "numerical_rank": "rank of the means",
     "duality": "uniform duality",
+    "auroc_neco": "AUROC, NECO",
+    "auroc_nci": "AUROC, NCI",
 }
 #: The entries of a row of :class:`~collapsemetrics.Measures`, in their order.
 COLUMNS = ("layer", "d", "samples", *TITLES)
@@ -34,7 +36,7 @@ def best(column: str, K: int | None) -> str:
     """
     others = {"uniformity": K and round(-log(2 * K / (K - 1)) / 2, 3), "numerical_rank": K and K - 1}
     others |= {"condition_number": 1, "effective_rank": "d", "alpha_req": 1, "nc1_chance": None}
-    value = others.get(column, int("accuracy" in column) if column in MEASURES else None)
+    value = others.get(column, int("accuracy" in column or "auroc" in column) if column in MEASURES else None)
     return "" if value is None else f"-> {value}"
 
 

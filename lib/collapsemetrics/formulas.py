@@ -675,6 +675,18 @@ def nearest(H: Tensor, means: Tensor) -> Tensor:
     return found
 
 
+def auroc(inside: Tensor, outside: Tensor) -> Tensor:
+    """Area under the ROC curve: the share of pairs of values, `(n,)` and `(m,)`, whose inner one is the larger.
+
+    Pairs of equal values count half.
+
+    >>> auroc(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0])).item()  # equal, smaller, larger, larger
+    0.625
+    """
+    smaller = (torch.searchsorted(outside.sort().values, inside, right=equal) for equal in (False, True))
+    return sum(smaller).double().mean() / (2 * len(outside))
+
+
 def _pair(W: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
     W, means = _checked_rows("W", W), _checked_rows("means", means)
     if W.shape[-2:] != means.shape[-2:]:

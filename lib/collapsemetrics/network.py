@@ -107,7 +107,13 @@ def measure(
         `"penultimate"` `test_accuracy` and `test_nc4`, with the class means of the training samples.
     outside_loader
         Samples that belong to none of the classes, in batches of the same kind or of x alone; their labels do not
-        count. With them each row has :func:`nc5`, from another pass.
+        count. With them each row has :func:`nc5`, from another pass. If there is a `test_loader` too, what the head
+        reads gets `auroc_neco` and `auroc_nci`: how well two scores tell the test samples from these, as areas under
+        the ROC curve. With the mean :math:`c` of the training samples, NECO is :math:`\|V(h-c)\| / \|h-c\|`, where the
+        rows of :math:`V` are the first `min(K, d) - 1` principal directions of these samples, and NCI is
+        :math:`\langle w,h-c\rangle / \|h-c\|`, where :math:`w` is the weight of the largest score. Sources: Ammar et
+        al. (2024), who leave the number of directions open, and Liu & Qin (2023), here without their multiple of
+        :math:`\|h\|_1`, whose factor is to be tuned. Not measured with labels of positions.
     centre
         What class means are centred with: the mean of the class means (`"classes"`), or that of all samples
         (`"samples"`, as in :func:`nc1`). The two differ where classes have unequal sizes.
@@ -183,11 +189,16 @@ def measure(
         del first
         if nc4 and len(reader.head.weight) != K:
             raise ValueError(f"the head has {len(reader.head.weight)} rows and K is {K}: nc4 needs one for each class")
-        found, classes = _of_training(reader, loader, passed, nc4, details, centre, missing, group)
+        both = test_loader is not None and outside_loader is not None
+        found, classes = _of_training(reader, loader, passed, nc4, details, centre, missing, group, both)
         if test_loader is not None:
-            _add_test(found, reader, test_loader, K, classes, missing, group)
+            inside = _add_test(found, reader, test_loader, K, classes, missing, group)
         if outside_loader is not None:
-            _add_nc5(found, reader, outside_loader, group)
+            outside = _add_nc5(found, reader, outside_loader, group)
+        if reader.frame:
+            row = found[reader.layers.index(reader.read_by_head)]
+            pairs = zip(torch.cat(inside, 1), torch.cat(outside, 1), strict=True)
+            row["auroc_neco"], row["auroc_nci"] = (formulas.auroc(*pair).item() for pair in pairs)
     found.notes += [note for note, holds in reader.notes.items() if holds]
     found[:] = [{column: row[column] for column in COLUMNS if column in row} for row in found]
     return found
@@ -273,12 +284,15 @@ def _hsic(K: Tensor, L: Tensor) -> Tensor:
 
 
 def _of_training(
-    reader: Reader, loader: Loader, batches: Iterable, nc4: bool, details: bool, centre: str, missing: str, group
+    reader: Reader, loader: Loader, batches: Iterable, nc4: bool, details: bool, centre: str, missing: str, group, both
 ) -> tuple[Measures, Tensor]:
-    """A row for each layer, with what there is to say of them, and the classes that have samples."""
+    """A row for each layer, with what there is to say of them, and the classes that have samples.
+
+    Sets the reader's frame if `both` test and outside samples are to be read.
+    """
     kept: list[tuple] = []
     through, head, K = partial(_kept, kept) if nc4 else None, reader.head, reader.K
-    classes, collected, accuracy = _collected(reader, batches, K, missing, group, through)
+    classes, collected, accuracy, _ = _collected(reader, batches, K, missing, group, through)
     found = Measures(K=len(classes), head=head.name if head else None, centre=centre)
     for name, part in collected.items():
         row = {"layer": name, "d": part.d, "samples": part.samples} | part.measures(centre, details)
@@ -295,6 +309,10 @@ def _of_training(
             if details:
                 row |= {"nc0": formulas.nc0(W).item(), "nc2_norms_head": formulas.nc2_norms(W).item()}
                 row["nc2_angles_head"] = formulas.nc2_angles(W).item()
+            if both and reader.POSITIONS not in reader.notes:
+                covariance = part.within_class_covariance + torch.cov(part.means.T, correction=0, fweights=part.counts)
+                directions = torch.linalg.eigh(covariance).eigenvectors[:, max(part.d - len(classes), 0) + 1 :]
+                reader.frame = part.centre(), directions, head.weight.to(part.means)
         found.append(row)
         found.statistics[name] = ClassMeans(part.means, part.counts, part.variances, classes)
     found.notes = _notes(found, collected, reader)
@@ -309,10 +327,13 @@ def _of_training(
 
 
 def _add_test(found: Measures, reader: Reader, loader: Loader, K: int, classes: Tensor, missing: str, group):
-    """Dilation, and what is classified right, of every row, from samples that the model was not trained on."""
+    """Dilation, and what is classified right, of every row, from samples that the model was not trained on.
+
+    Returns their values of :func:`_scored`.
+    """
     compared = partial(_compared, found, "test_", group)
     with checks.errors_of("test_loader"):
-        seen, collected, accuracy = _collected(reader, reader.batches_of(loader), K, missing, group, compared)
+        seen, collected, accuracy, values = _collected(reader, reader.batches_of(loader), K, missing, group, compared)
     for row in found:
         part = collected[row["layer"]]
         row["dilation"] = part.nc1(found.centre)
@@ -321,25 +342,35 @@ def _add_test(found: Measures, reader: Reader, loader: Loader, K: int, classes: 
         found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
     if few := _few(found, "dilation", part.counts):
         found.notes.append(f"too few test samples of a class for dilation, which may be off by: {few}")
+    return values
 
 
-def _add_nc5(found: Measures, reader: Reader, loader: Loader, group):
-    """NC5 of every row, from samples of none of the classes."""
+def _add_nc5(found: Measures, reader: Reader, loader: Loader, group) -> list[Tensor]:
+    """NC5 of every row, from samples of none of the classes; returns their values of :func:`_scored`."""
     with checks.errors_of("outside_loader"):
-        _, collected, _ = _collected(reader, reader.batches_of(loader, labelled=False), 1, "refuse", group)
+        _, collected, _, values = _collected(reader, reader.batches_of(loader, labelled=False), 1, "refuse", group)
     for row in found:
         name = row["layer"]
         row["nc5"] = formulas.nc5(found.statistics[name].means, collected[name].means[0]).item()
+    return values
+
+
+def _scored(H: Tensor, scores: Tensor, centre: Tensor, directions: Tensor, W: Tensor) -> Tensor:
+    """NECO and NCI of samples, `(2, n)`, as :func:`measure` says, with principal `directions: (d, r)`."""
+    H = nn.functional.normalize(H.to(centre) - centre, dim=1)
+    return torch.stack([(H @ directions).norm(dim=1), (H * W[scores.argmax(1).to(W.device)]).sum(1)])
 
 
 def _collected(
     reader: Reader, batches: Iterable, K: int, missing: str, group, through: Callable | None = None
-) -> tuple[Tensor, dict[str, ClassStatistics], float | None]:
+) -> tuple[Tensor, dict[str, ClassStatistics], float | None, list[Tensor]]:
     """The classes that have samples, by layer the statistics of these classes, and the accuracy, from one pass.
 
-    What is read goes `through` a generator that sees every batch.
+    What is read goes `through` a generator that sees every batch. Last come values of :func:`_scored`, if there is a
+    frame for them.
     """
     found: dict[str, ClassStatistics] = {}
+    values = []
     right = torch.zeros(2, dtype=torch.int64, device=reader.device)  # samples that are classified right, and all
     with closing(reader.read(batches)) as passed:
         for number, features in enumerate(through(passed) if through else passed):
@@ -351,14 +382,19 @@ def _collected(
                 y, scores = features[name][1:]
                 if scores is not None:
                     right += torch.tensor([(scores.argmax(1).cpu() == y.cpu()).sum(), len(y)]).to(right)
+                    if reader.frame:
+                        values.append(_scored(features[name][0], scores, *reader.frame).cpu())
     if group is not None:
         torch.distributed.all_reduce(right, group=group)
         for part in found.values():
             part.reduce(group)
+        everyone = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(everyone, values, group)
+        values = sum(everyone, [])
     classes = _classes(found[reader.layers[0]].counts, missing)
     if len(classes) < K:
         found = {name: part.without_empty() for name, part in found.items()}
-    return classes, found, right[0].item() / right[1].item() if right[1] else None
+    return classes, found, right[0].item() / right[1].item() if right[1] else None, values
 
 
 def _kept(kept: list[tuple], batches: Iterable) -> Iterator:

@@ -90,7 +90,11 @@ class Reader:
         The name of the layer that the head reads, `"penultimate"` until another one is set.
     notes
         What a reader of the measures has to know, as sentences, and whether they were true of all that was read.
+    frame
+        What scores that tell samples of the classes from others need beside features, None until it is set.
     """
+
+    POSITIONS = "each labelled position is a sample"  # among the notes
 
     def __init__(self, model, layers, device, reduce, label_key, ignore_index, mask, split, forward, most):
         if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
@@ -105,7 +109,7 @@ class Reader:
             raise ValueError("the weights are on the meta device: load them, or give device= if they are offloaded")
         self.dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self.head: Head | None = None
-        self.K, self.linear = None, None
+        self.K, self.linear, self.frame = None, None, None
         self.read_by_head = PENULTIMATE
         self.notes: dict[str, bool] = {}
         if callable(reduce):
@@ -281,7 +285,7 @@ class Reader:
         """Features of each position, and its label: for maps of another size that of the nearest position."""
         orders = [output, output.movedim(1, -1)][:: 1 if output.ndim == 3 else -1]  # (N, T, d) or (N, d, H, W) first
         output = next((given for given in orders if given.shape[:-1] == y.shape), orders[0])
-        self.notes["each labelled position is a sample"] = True
+        self.notes[self.POSITIONS] = True
         if output.ndim > 3 and output.shape[1:-1] != y.shape[1:]:
             self.notes[f"labels are resized to the maps of {named(name)!r}, by nearest neighbours"] = True
             y = nn.functional.interpolate(y[:, None].double(), output.shape[1:-1], mode="nearest-exact")[:, 0].long()

@@ -232,6 +232,74 @@ def test_labels_of_test_samples_that_do_not_fit_are_refused_as_those_of_training
             measure(model, [(x, y)], test_loader=[(x, wrong)])
 
 
+# Samples of none of the classes ---------------------------------------------------------------------------------------
+
+
+def area_by_hand(inside, outside):
+    return np.mean([(a > b) + (a == b) / 2 for a in inside for b in outside])
+
+
+def areas_by_hand(W, b, H, inside, outside):
+    """NECO of Ammar et al. along min(K, d) - 1 directions, and NCI of Liu & Qin without the norm of the feature."""
+    centre, neco, nci = H.mean(0), [], []
+    directions = np.linalg.svd(H - centre)[2][: min(W.shape) - 1]
+    for part in (inside, outside):
+        centred = part - centre
+        lengths = np.sqrt((centred**2).sum(1))
+        neco.append(np.sqrt(((centred @ directions.T) ** 2).sum(1)) / lengths)
+        nci.append((centred * W[(part @ W.T + b).argmax(1)]).sum(1) / lengths)
+    return {"auroc_neco": area_by_hand(*neco), "auroc_nci": area_by_hand(*nci)}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_how_well_test_samples_are_told_from_others_is_the_definition_in_numpy(seed):
+    head, H, test, y = problem(seed)
+    outside = H.mean(0) + 2 * np.random.default_rng(100 + seed).standard_normal((11, H.shape[1]))
+    W, b = head.weight.detach().numpy(), head.bias.detach().numpy()
+    loaders = {"test_loader": batches(test, y), "outside_loader": list(torch.from_numpy(outside).split(4))}
+    (row,) = measure(head, batches(H, y), **loaders)
+    expected = areas_by_hand(W, b, H, test, outside)
+    assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+
+
+def test_samples_orthogonal_to_collapsed_classes_are_told_apart_without_fail_and_their_like_not_at_all():
+    head, y = nn.Linear(6, 3, bias=False), torch.arange(3).repeat(4)
+    head.weight.data = torch.eye(6)[:3] - torch.eye(6)[:3].mean(0)
+    H = torch.eye(6)[y]
+    for outside, area in ((torch.eye(6)[3:] + 1 / 3, 1), (H, 0.5)):
+        (row,) = measure(head, [(H, y)], test_loader=[(H, y)], outside_loader=[outside])
+        assert row["auroc_neco"] == row["auroc_nci"] == area
+
+
+def test_of_the_layers_only_what_the_head_reads_is_told_from_others_and_only_beside_test_samples():
+    model, (x, y), given = network(), samples(), {"test_loader": [samples(seed=1)], "outside_loader": [-samples()[0]]}
+    found = measure(model, [(x, y)], ["0", "penultimate"], **given)
+    assert ["auroc_neco" in row and "auroc_nci" in row for row in found] == [False, True]
+    assert "auroc_nci" in str(found)
+    for name in given:
+        assert "auroc_nci" not in measure(model, [(x, y)], **{name: given[name]})[0]
+
+
+def test_labels_of_positions_are_told_from_nothing():
+    (x, y), model = samples(), nn.Conv2d(6, 3, 1)
+    maps = x.view(2, 3, -1, 6).permute(0, 3, 1, 2), y.view(2, 3, -1)
+    (row,) = measure(model, [maps], test_loader=[maps], outside_loader=[maps])
+    assert row["nc5"] > 0 and "auroc_nci" not in row
+
+
+def test_the_weight_that_a_sample_is_compared_with_is_that_of_the_score_of_the_head_itself():
+    (x, y), outside = samples(), samples(seed=2)[0]
+    torch.manual_seed(0)
+    head = Weighted(6, 3)
+    (row,) = measure(head, [(x, y)], head=head, test_loader=[(x, y)], outside_loader=[outside])
+    centre, W, values = x.mean(0), head.weight.detach(), []
+    for part in (x, outside):
+        decided = head(part).argmax(1)
+        assert (decided != (part @ W.T + head.bias).argmax(1)).any()
+        values.append([((h - centre) @ W[k] / (h - centre).norm()).item() for h, k in zip(part, decided, strict=True)])
+    assert row["auroc_nci"] == pytest.approx(area_by_hand(*values), abs=1e-3)
+
+
 # Two layers -----------------------------------------------------------------------------------------------------------
 
 
