@@ -25,10 +25,15 @@ given := $(foreach name,VENV PYTHON BOOK_BUILD $(options) $(options:%=BOOK_%),\
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
 $(if $(filter 1,$(words $(VENV))),,$(error VENV = '$(VENV)': a folder whose name has no space is needed))
 
+# These would skip every assert, hide this folder from Python, put other packages or kernels before those of the
+# environment, stop at a letter or a warning, or have pip install elsewhere and succeed.
+unexport PYTHONOPTIMIZE PYTHONSAFEPATH PYTHONHOME PYTHONINSPECT PYTHONPATH PYTHONIOENCODING PYTHONWARNINGS JUPYTER_PATH
+unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_DRY_RUN
+
 python := "$$VENV"/bin/python
 # What pip says is kept, and its end shown where it fails: quietly it would not say which packages are in conflict.
 install = $(python) -m pip install --disable-pip-version-check --progress-bar off $(1) >"$$VENV"/.ready.log 2>&1 || \
-  { tail -n 40 "$$VENV"/.ready.log; exit 1; }
+  { tail -n 40 "$$VENV"/.ready.log; echo "pip failed: is there a package index, and do its own settings agree?"; exit 1; }
 
 .PHONY: book execute publish pdf status claims diff data record test lab bench lint constraints clean
 
@@ -52,7 +57,7 @@ lint: $(VENV)/.ready
 	  "$$VENV"/bin/codespell
 
 lab: $(VENV)/.ready-lab
-	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" $(python) -m jupyter lab $$BOOK_LAB chapters
+	@PYTHONPATH="$$PWD" JUPYTER_CONFIG_DIR="$$(cd "$$VENV" && pwd)/lab" $(python) -m jupyterlab $$BOOK_LAB chapters
 
 # In a folder of its own, which is new; with the oldest Python, since its pins are to be there for every later one.
 constraints:
@@ -70,14 +75,16 @@ clean:
 # was made here, and that does not work, is emptied. The stamp goes first and is written last: an installation that broke
 # off is taken up again.
 $(VENV)/.ready: requirements.txt constraints.txt
-	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; PYTHON=... names one")'
+	@"$$PYTHON" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "PYTHON = '$$PYTHON': Python 3.11 or later is needed, with venv"; exit 1; }
 	@"$$PYTHON" -m lib.book.folders set-up "$$VENV"
 	@rm -f "$$VENV"/.ready
 	@echo "setting up $$VENV (once, a few minutes)"
 	@$(call install,-r requirements.txt -c constraints.txt)
-	@touch "$$VENV"/.ready
+	@touch "$$VENV"/.ready && for file in $^; do \
+	  if [ $$file -nt "$$VENV"/.ready ]; then touch -r $$file "$$VENV"/.ready; fi; done # one dated in the future
 
 $(VENV)/.ready-lab: $(VENV)/.ready requirements-lab.txt
 	@$(call install,-r requirements-lab.txt -c constraints.txt)
-	@JUPYTER_CONFIG_DIR="$$PWD/$$VENV/lab" "$$VENV"/bin/jupytext-config set-default-viewer markdown myst
+	@JUPYTER_CONFIG_DIR="$$(cd "$$VENV" && pwd)/lab" $(python) -m jupytext_config set-default-viewer markdown myst
 	@touch "$$VENV"/.ready-lab

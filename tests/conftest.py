@@ -9,6 +9,8 @@ import pytest
 
 from lib.book.folders import ROOT
 
+for name in ("VENV", "MAKEFLAGS", "MAKEOVERRIDES", *(name for name in os.environ if name.startswith("BOOK_"))):
+    os.environ.pop(name, None)  # of the `make` that runs the suite, whose tests call it with values of their own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the processes share the cores
 
 

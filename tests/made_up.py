@@ -74,6 +74,7 @@ class Book:
         if exists:
             return
         self.write("lib/__init__.py", "")
+        self.write("pyproject.toml", (ROOT / "pyproject.toml").read_text())
         helper = '"""Helps."""\n\nfrom lib.deeper import value\n\ndef answer():\n    return value()\n'
         self.write("lib/helper.py", helper)
         self.write("lib/deeper.py", "def value():\n    return 42\n")
@@ -146,7 +147,7 @@ class Book:
         halves = shutil.ignore_patterns("*.pyc.*")  # which another process may be writing
         shutil.copytree(ROOT / "lib", self.root / "lib", dirs_exist_ok=True, ignore=halves)
         (self.root / "_static").mkdir()
-        for name in ("_config.yml", "CITATION.cff", "chapters/papers.yml", "_static/favicon.svg", "pyproject.toml"):
+        for name in ("_config.yml", "CITATION.cff", "chapters/papers.yml", "_static/favicon.svg"):
             shutil.copy(ROOT / name, self.root / name)
         return self
 

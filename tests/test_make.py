@@ -66,6 +66,13 @@ def test_variables_that_a_shell_has_for_something_else_change_nothing(folder):
     assert not [line for name in COMMANDS["book"] for line in output if line.startswith(f"BOOK_{name}=")]
 
 
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PIP_TARGET", "PIP_DRY_RUN"])
+def test_variables_that_skip_asserts_or_misdirect_an_installation_reach_no_command(folder, name):
+    os.utime(folder / ".venv" / ".ready", (0, 0))
+    assert f"{name}=1" not in make(folder, "book", **{name: "1"}).splitlines()
+    assert f"{name}=1" not in (folder / ".venv" / ".ready.log").read_text().splitlines()
+
+
 @pytest.mark.parametrize("value", ["", "two words", HOSTILE])
 def test_an_environment_is_a_folder_without_spaces(folder, value):
     assert f"VENV = '{value}'" in make(folder, "book", f"VENV={value}", status=2)

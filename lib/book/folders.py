@@ -9,6 +9,7 @@ needs no more than some Python 3.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").absolute()
+BUILD = Path(os.environ.get("BOOK_BUILD") or ROOT / "_build").expanduser().absolute()
 MARK = ".how-representations-collapse"
 # Where a build deletes or replaces files, and all that lies in a build folder.
 REPLACED = ("doctrees", "executed", "failed", "running", "sites", "source", "unfinished")
@@ -42,6 +43,8 @@ def refused(build: Path) -> str:
         reason = "holds what no build has made"
     elif links := [name for name in REPLACED if (build / name).is_symlink()]:
         reason = f"has a link at {links[0]}, where builds delete files"
+    elif glob.escape(str(build)) != str(build):
+        reason = "has one of [ ] * ? in its path, which Sphinx takes for a pattern"
     elif html.is_symlink() and html.resolve().parent != (build / "sites").resolve():
         reason = f"has a link at html that leads to {os.readlink(html)}, no site of the book"
     return reason and f"BOOK_BUILD = '{build}' {reason}: a new or empty folder is needed, or one that a build has made"

@@ -7,10 +7,12 @@ Linux: elsewhere a process that has loaded the system's own libraries may not fo
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import uuid
 from importlib.metadata import EntryPoint
@@ -20,6 +22,7 @@ from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvision
 from traitlets import Dict, Unicode
 
 from lib.book.kernel import notes
+from lib.book.page import BadInput
 
 # These can be imported before a fork: OpenBLAS renews its threads after it, and no chapter uses NumPy's global
 # generator, which all kernels would share. `lib.data.vision` is torchvision.
@@ -39,8 +42,13 @@ def prepare(imported: set[str]) -> None:
         large = [name for name in LARGE if name in imported]
         multiprocessing.set_forkserver_preload(["ipykernel.ipkernel", *large])
         heeded = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C in a terminal is for the build alone
-        forkserver.ensure_running()
-        signal.signal(signal.SIGINT, heeded)
+        try:
+            forkserver.ensure_running()
+        except OSError as error:  # its socket lies there, and the path of a socket has some 100 characters at most
+            problem = f"no kernel can be started from the temporary folder '{tempfile.gettempdir()}': {error}"
+            raise BadInput(f"{problem}; the variable TMPDIR can name another, with a short path") from error
+        finally:
+            signal.signal(signal.SIGINT, heeded)
 
 
 class BookProvisioner(LocalProvisioner):
@@ -65,6 +73,16 @@ class BookProvisioner(LocalProvisioner):
         self.process.start()
         self.pid = self.pgid = self.process.pid
         return self.connection_info
+
+    async def poll(self):
+        status = await super().poll()
+        if FORKED and self.pgid and status is not None and status < 0:
+            with open(self.stderr, "a") as log:
+                log.write(f"killed by signal {-status}; usually memory ran out, and JOBS=1 takes less\n")
+            with contextlib.suppress(ProcessLookupError):  # what it had started, which nobody else would end
+                os.killpg(self.pgid, signal.SIGKILL)
+            self.pgid = None
+        return status
 
 
 class _Process(multiprocessing.get_context("forkserver" if FORKED else None).Process):

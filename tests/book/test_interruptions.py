@@ -45,6 +45,16 @@ def alive(process):
         return False
 
 
+def test_a_kernel_that_is_killed_is_said_to_be_and_takes_with_it_what_it_had_started(real):
+    real.chapter("two", SLEEPS)
+    process = real.start("execute", "--chapter", "part/two")
+    kernel, child = begun(real)
+    os.kill(int(kernel), signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and "killed by signal 9; usually memory ran out" in output
+    wait_for(lambda: gone([child]), "its child to end")
+
+
 @pytest.mark.parametrize(
     ("number", "send"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)], ids=["Ctrl-C in a terminal", "kill"]
 )

@@ -57,7 +57,7 @@ def wheel(root: Path, everything: list[Page]) -> tuple[str, bytes]:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
     library = (path for path in (root / "lib").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     files = {re.sub("^lib/(?=collapsemetrics/)", "", str(path.relative_to(root))): path for path in library}
-    read = [root / f"chapters/{name}.yml" for name in DECLARATIONS]
+    read = [path for name in DECLARATIONS if (path := root / f"chapters/{name}.yml").is_file()]
     read += [path for page in everything if page.is_chapter for path in page.files]
     files |= {path.relative_to(root).as_posix(): path for path in read}
     contents = {name: files[name].read_bytes() for name in sorted(files)}

@@ -22,6 +22,9 @@ from lib.book.ledger import declarations
 from lib.book.page import Page, SiteError, pages
 from lib.book.site import assets, compose, symbols
 
+MAKE_PAGES = (
+    "(?i)sphinx|docutils|myst|jupyter_book|pydata|pybtex|jinja2|pygments|markdown|mdit|nbformat|jupytext|fonttools"
+)
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds", "recorded")
 
 
@@ -95,7 +98,8 @@ def _sync(files: dict[str, bytes]) -> str:
     """
     source = folders.BUILD / "source"
     packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
-    digest = hashlib.sha256("\n".join(packages).encode())  # their names and versions
+    packages = [name for name in packages if re.match(MAKE_PAGES, name)]  # their names and versions
+    digest = hashlib.sha256("\n".join(packages).encode())
     for path in sorted(Path(__file__).resolve().parents[2].rglob("*.[pj][ys]")):
         digest.update(path.read_bytes())  # docstrings are on the pages about the library, and lib.book makes all pages
     for path in source.rglob("*"):
