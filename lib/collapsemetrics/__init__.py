@@ -19,15 +19,16 @@ from .formulas import (
     equiangularity, memorization, nc0, nc1, nc2_angles, nc2_etf, nc2_norms, nc2_of, nc3, nc4, nc5, numerical_rank,
     principal_singular_values, relative_spread, trace_ratio, uniformity,
 )  # fmt: skip
-from .network import cka, measure
+from .network import cka, layers, measure
 from .passes import PENULTIMATE
 from .streaming import ClassStatistics
-from .table import ClassMeans, Comparison, Measures, compare
+from .table import ClassMeans, Comparison, LayerShapes, Measures, compare
 from .tracker import Tracker
 
 __all__ = [
     "class_means", "relative_spread", "directional_spread", "equiangularity", "principal_singular_values", "nc1",
     "trace_ratio", "cdnv", "nc2_etf", "nc2_of", "nc2_norms", "nc2_angles", "uniformity", "nc3", "duality", "nc0", "nc4",
     "nc5", "dilation", "memorization", "numerical_rank", "condition_number", "effective_rank", "alpha_req", "cka",
-    "ClassStatistics", "ClassMeans", "Measures", "Comparison", "compare", "measure", "Tracker", "COLUMNS", "PENULTIMATE"
+    "ClassStatistics", "ClassMeans", "LayerShapes", "Measures", "Comparison", "compare", "measure", "layers", "Tracker",
+    "COLUMNS", "PENULTIMATE",
 ]  # fmt: skip

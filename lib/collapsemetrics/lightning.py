@@ -10,7 +10,7 @@ except ImportError:
     from pytorch_lightning import Callback
 
 from .passes import Layers, Loader
-from .tracker import Tracker
+from .tracker import Tracker, with_an_end
 
 
 class CollapseCallback(Callback):
@@ -23,11 +23,12 @@ class CollapseCallback(Callback):
 
     An epoch is the number of epochs that the model has been trained for: 0 before training and 1 after the first, which
     Lightning counts as 0. Every logger of the trainer gets the numbers, under names like `nc1/penultimate`, and after
-    an epoch `ModelCheckpoint` and `EarlyStopping` can monitor them. A checkpoint keeps the rows, and training that is
+    an epoch `ModelCheckpoint` and `EarlyStopping` can monitor them; after an epoch that is not due the last numbers are
+    logged again, and `EarlyStopping` counts them as no improvement. A checkpoint keeps the rows, and training that is
     resumed goes on with them. Training itself is unchanged to the last bit.
 
-    The module's `forward` is run, on batches as the loader gives them: neither hooks that change a batch for the
-    training step nor the precision of the trainer apply.
+    The module's `forward` is run, on batches as the loader gives them, in the precision of its weights: hooks that
+    change a batch for the training step do not apply, nor does a mixed precision.
 
     Parameters
     ----------
@@ -49,8 +50,8 @@ class CollapseCallback(Callback):
     Raises
     ------
     ValueError
-        When training begins, as :class:`~collapsemetrics.Tracker`; at each measurement, as
-        :func:`~collapsemetrics.measure`.
+        When training begins, as :class:`~collapsemetrics.Tracker`, and for a loader without a length, which may never
+        end, unless `batches` says how many to read; at each measurement, as :func:`~collapsemetrics.measure`.
     """
 
     def __init__(self, loader: Loader | None = None, layers: Layers = None, **options):
@@ -74,8 +75,9 @@ class CollapseCallback(Callback):
                 logger.log_metrics(numbers, step=trainer.global_step)  # before training no epoch collects them
 
     def on_train_epoch_end(self, trainer, pl_module):
-        """Measure the model after an epoch."""
-        pl_module.log_dict(self._measured(trainer, trainer.current_epoch + 1), sync_dist=True)
+        """Measure the model after an epoch, or else log the last numbers, for callbacks that look each time."""
+        self._measured(trainer, trainer.current_epoch + 1)
+        pl_module.log_dict(self.tracker.numbers(), sync_dist=True)
 
     def state_dict(self):
         """The rows, for a checkpoint."""
@@ -90,4 +92,5 @@ class CollapseCallback(Callback):
         return self.tracker(epoch)
 
     def _batches(self, trainer):
-        return trainer.train_dataloader if self.loader is None else self.loader
+        loader = trainer.train_dataloader if self.loader is None else self.loader
+        return with_an_end(loader, self.options.get("batches"))

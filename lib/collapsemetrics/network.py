@@ -3,7 +3,7 @@ r"""Every measure of collapse of the layers of a PyTorch model: :func:`measure`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from . import formulas
 from .columns import COLUMNS, called, named
 from .passes import PENULTIMATE, Classifier, Head, Layer, Layers, Loader, Reader, as_head, own, randomness_kept
 from .streaming import ClassStatistics
-from .table import ClassMeans, Measures
+from .table import ClassMeans, LayerShapes, Measures
 
 LARGEST_WIDTH = 8192  # half a scatter matrix of this width takes 256 MiB
 KEPT = 2**29  # bytes of features that are kept for NC4, which needs the final class means
@@ -138,7 +138,8 @@ def measure(
         How many batches to read of each loader, by default all: for streams without an end.
     group
         A `torch.distributed` group in which every process calls this with its share of the samples: each gets the
-        measures of all samples. Without it a process measures its own share.
+        measures of all samples, for the model with the buffers of the first process (batch normalisation collects other
+        running statistics in each). Without a group a process measures its own share, with its own buffers.
 
     Returns
     -------
@@ -181,7 +182,8 @@ def measure(
     if nc4 and reader.read_by_head not in reader.layers:
         raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {reader.layers}")
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
-    with randomness_kept(reader.device, loader, test_loader, outside_loader):
+    kept = randomness_kept(reader.device, loader, test_loader, outside_loader)
+    with kept, _buffers_of_first(model, group):
         passed = reader.batches_of(loader)
         first = next(passed)
         reader.head, reader.K = head, K = _head(reader, first[0], head, K)
@@ -202,6 +204,45 @@ def measure(
     found.notes += [note for note, holds in reader.notes.items() if holds]
     found[:] = [{column: row[column] for column in COLUMNS if column in row} for row in found]
     return found
+
+
+def layers(model: nn.Module, batch, *, split: Callable | None = None, forward: Callable | None = None) -> LayerShapes:
+    """The layers that :func:`measure` may be asked for, with the shapes of what they give, found by running a batch.
+
+    Parameters
+    ----------
+    model
+        As in :func:`measure`, and left as it was found.
+    batch
+        One of the batches that :func:`measure` takes, or x alone.
+    split, forward
+        As in :func:`measure`.
+
+    Returns
+    -------
+    LayerShapes
+        The shape by the name of the layer, in the order in which they run; printed as a table. Of an output that is a
+        tuple its first entry counts. Layers that do not run, or give something else, are left out.
+
+    Raises
+    ------
+    ValueError
+        For what is no batch, and for a model that :func:`measure` refuses.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> batch = torch.eye(4)[:3], torch.tensor([0, 1, 2])
+    >>> print(layers(model, batch))
+    layer  output
+    0      (3, 8)
+    1      (3, 8)
+    2      (3, 3)
+    """
+    reader = Reader(model, None, None, "mean", None, -100, None, split, forward, 1)
+    with randomness_kept(reader.device):
+        x, _ = next(reader.batches_of([batch], labelled=False))
+        return LayerShapes(reader.shapes(x))
 
 
 def _head(reader: Reader, x, given: Classifier | None, K: int | None) -> tuple[Head | None, int]:
@@ -485,6 +526,20 @@ def _few(rows: Measures, column: str, counts: Tensor) -> str:
         if (bias := min((1 + lost) / least, 1)) > TOLERATED:
             few.append(f"{named(row['layer'])} {bias:.0%}")
     return ", ".join(few)
+
+
+@contextmanager
+def _buffers_of_first(model: nn.Module, group) -> Iterator[None]:
+    """In every process of a group the buffers of the first: each collects running statistics of its own.
+
+    Afterwards each has its own again.
+    """
+    with ExitStack() as afterwards:
+        for buffer in [] if group is None else model.buffers():
+            afterwards.callback(setattr, buffer, "data", buffer.data)
+            buffer.data = buffer.clone(memory_format=torch.contiguous_format)
+            torch.distributed.broadcast(buffer, torch.distributed.get_global_rank(group, 0), group)
+        yield
 
 
 def _again(reader: Reader, loader: Loader) -> Iterator:

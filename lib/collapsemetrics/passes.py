@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -173,6 +174,20 @@ class Reader:
             saw = f" (of its shape are those of {', '.join(map(repr, seen))})" if seen else ""
             raise ValueError(f"{reason}{saw}: name the head, or give layers= with K= or with head=(W, b)")
         return as_head(found[-1], self.modules[found[-1]])
+
+    def shapes(self, x) -> dict[str, tuple[int, ...]]:
+        """The shape of what each layer gives, by its name, found by running on inputs; without what is no tensor."""
+        found = {}
+
+        def keep(name, module, inputs, named, output):
+            output = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(output, Tensor):
+                found[name] = tuple(output.shape)
+
+        hooks = [(module, partial(keep, name)) for name, module in self.model.named_modules() if name]
+        with evaluated(self.model, hooks), torch.no_grad():
+            self._run(x)
+        return found
 
     def read(self, batches: Iterable[tuple]) -> Iterator[dict[str, tuple]]:
         """For each batch, by layer, features `(n, d)`, labels `(n,)` and scores; to be closed.
@@ -361,7 +376,11 @@ def _forward(model: nn.Module, x):
 
 
 def own(loader):
-    """The loader, or a copy if its workers persist: iterating the original would reset the training loop's iterator."""
+    """The loader, or a copy if its workers persist: iterating the original would reset the training loop's iterator.
+
+    Of a loader that accelerate has prepared, the one below: the prepared one tells the optimiser where its reader is.
+    """
+    loader = getattr(loader, "base_dataloader", loader)
     if isinstance(loader, DataLoader) and loader.persistent_workers:
         loader = copy(loader)
         vars(loader).update(persistent_workers=False, _iterator=None)  # assigning them is refused
@@ -372,10 +391,14 @@ def own(loader):
 def evaluated(model: nn.Module, hooks: Iterable[tuple[nn.Module, Callable]]):
     """The model in evaluation mode, with hooks `(module, inputs, named inputs, output)`; afterwards as it was."""
     training = {module: module.training for module in model.modules()}
+    waits = "require_forward_param_sync"  # of a wrapper by DDP: whether it waits for the other processes
+    waiting = {module: getattr(module, waits) for module in model.modules() if hasattr(module, waits)}
     handles, fused = [], torch.backends.mha.get_fastpath_enabled()
     compiled = "torch._dynamo" in sys.modules  # perhaps the model, too; the import is slow
     try:
         model.eval()
+        for module in waiting:
+            module.require_forward_param_sync = False
         torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer does not run its parts
         for module, hook in hooks:
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
@@ -386,6 +409,8 @@ def evaluated(model: nn.Module, hooks: Iterable[tuple[nn.Module, Callable]]):
         for handle in handles:
             handle.remove()
         torch.backends.mha.set_fastpath_enabled(fused)
+        for module, mode in waiting.items():
+            module.require_forward_param_sync = mode
         for module, mode in training.items():
             module.training = mode
 

@@ -156,6 +156,15 @@ class Measures(_Table, list):
         return _grouped(["layer", *(named(row.get("layer", "")) for row in self)], self, self.K)
 
 
+class LayerShapes(_Table, dict):
+    """What :func:`layers` found: the shape of the output of each layer, by its name."""
+
+    notes = ()
+
+    def _cells(self) -> list[list[str]]:
+        return [["layer", "output"], *([name, str(shape)] for name, shape in self.items())]
+
+
 class Comparison(_Table):
     """Two :class:`Measures` side by side, over the layers that both have; made by :func:`compare`, errors as there."""
 

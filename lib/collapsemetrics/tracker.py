@@ -3,14 +3,22 @@ r"""Measures of collapse while a network trains, from any training loop."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from operator import length_hint
 
 from torch import nn
 
 from ._checks import integers, one_of
-from .columns import named
+from .columns import TITLES, named
 from .network import measure
 from .passes import Layers, Loader
 from .table import Measures
+
+
+def with_an_end(loader: Loader, batches: int | None) -> Loader:
+    """The loader; ValueError if it has no length, and may never end, and nobody says how many batches to read."""
+    if batches is None and not callable(loader) and length_hint(loader, -1) < 0:
+        raise ValueError("the loader has no length and may never end: say how many batches to read, batches=...")
+    return loader
 
 
 class Tracker:
@@ -32,6 +40,7 @@ class Tracker:
         As in :func:`measure`. A loader that can be read once only is refused.
     every
         A number, so that only epochs that are multiples of it are measured, or a collection of the epochs to measure.
+        With 1, the default, every call measures: epochs may then be steps, or fractions.
     options
         Everything else that :func:`measure` takes. The head is looked for only once.
 
@@ -73,9 +82,9 @@ class Tracker:
         self.rows: list[dict] = []
         self.last: Measures | None = None
 
-    def __call__(self, epoch: int) -> dict[str, float]:
+    def __call__(self, epoch: float) -> dict[str, float]:
         """Measure the model now and return the numbers, under names like `"nc1/penultimate"`; none if not due."""
-        due = epoch in self.every if isinstance(self.every, Collection) else epoch % self.every == 0
+        due = epoch in self.every if isinstance(self.every, Collection) else self.every == 1 or epoch % self.every == 0
         if not due:
             return {}
         if self.model is None:
@@ -83,12 +92,25 @@ class Tracker:
         self.last = measure(self.model, self.loader, self.layers, **self.options)
         self.options.setdefault("head", self.last.head)
         self.rows += [{"epoch": epoch} | row for row in self.last]
+        return self.numbers()
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the last epoch that was measured, under names like `"nc1/penultimate"`; none before."""
+        last = [row for row in self.rows if row["epoch"] == self.rows[-1]["epoch"]]
         return {
-            f"{column}/{named(row['layer'])}": value
-            for row in self.last
-            for column, value in row.items()
-            if column not in ("layer", "d", "samples") and value is not None
+            f"{column}/{named(row['layer'])}": row[column]
+            for row in last
+            for column in TITLES
+            if row.get(column) is not None
         }
+
+    def state_dict(self) -> dict[str, list[dict]]:
+        """The rows, for a checkpoint."""
+        return {"rows": list(self.rows)}
+
+    def load_state_dict(self, state: dict[str, list[dict]]) -> None:
+        """Go on with the rows of a :meth:`state_dict`."""
+        self.rows = list(state["rows"])
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"model": None, "loader": None, "layers": None, "options": {}}
@@ -97,7 +119,7 @@ class Tracker:
         """The rows as a `pandas.DataFrame`."""
         return Measures(self.rows).to_frame()
 
-    def curve(self, column: str, layer: str | None = None) -> tuple[list[int], list[float]]:
+    def curve(self, column: str, layer: str | None = None) -> tuple[list[float], list[float]]:
         """Epochs and values of one column for one layer, by default the last.
 
         ValueError if nothing was measured, for a layer that is not tracked, and for a column that it has no numbers in.

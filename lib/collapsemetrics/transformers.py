@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from .passes import Layers, Loader
-from .tracker import Tracker
+from .tracker import Tracker, with_an_end
 
 _ROWS = "collapse of representations"  # where the state of a trainer keeps the rows
 
@@ -50,8 +50,8 @@ class CollapseCallback(TrainerCallback):
     Raises
     ------
     ValueError
-        When training begins, as :class:`~collapsemetrics.Tracker`; at each measurement, as
-        :func:`~collapsemetrics.measure`.
+        When training begins, as :class:`~collapsemetrics.Tracker`, and for a loader without a length, which may never
+        end, unless `batches` says how many to read; at each measurement, as :func:`~collapsemetrics.measure`.
     """
 
     def __init__(self, loader: Loader | None = None, layers: Layers = None, *, log: Callable | None = None, **options):
@@ -62,8 +62,7 @@ class CollapseCallback(TrainerCallback):
         """Measure the model before training, unless a checkpoint brought the rows of this epoch."""
         epoch = int(state.epoch)
         group = {"group": torch.distributed.group.WORLD} if args.world_size > 1 else {}
-        # a loader that accelerate has wrapped counts how often it is read
-        loader = getattr(train_dataloader, "base_dataloader", train_dataloader) if self.loader is None else self.loader
+        loader = with_an_end(train_dataloader if self.loader is None else self.loader, self.options.get("batches"))
         self.tracker = Tracker(model, loader, self.layers, **group | self.options)
         rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
         self.tracker.rows = state.stateful_callbacks[_ROWS] = rows  # every checkpoint saves them

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from collapsemetrics import measure
 from lib.data.vision import torchvision  # noqa: F401  # which the packages import, beside any torch
@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 from collapsemetrics.lightning import CollapseCallback  # noqa: E402
 from collapsemetrics.transformers import CollapseCallback as TransformersCallback  # noqa: E402
 
-K = 3
+K, TWO = 3, {"devices": 2, "strategy": "ddp_fork"}
 # the process that collects the results of several imports the class of each warning, beside its own torch
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -84,7 +84,7 @@ def loader_of(noise=0.0, **options):
 def fitted(folder, *callbacks, loader=None, **options):
     model, trainer = Network(), trainer_of(folder, *callbacks, **options)
     torch.manual_seed(1)
-    trainer.fit(model, loader or loader_of(), DataLoader(Noisy(), batch_size=8))
+    trainer.fit(model, loader_of() if loader is None else loader, DataLoader(Noisy(), batch_size=8))
     return model, trainer
 
 
@@ -146,6 +146,43 @@ def test_lightning_goes_on_with_the_rows_of_a_checkpoint(tmp_path):
     assert epochs(again.tracker.rows) == [0, 1]
 
 
+@pytest.mark.parametrize("precision, error", [("bf16-true", 0.1), ("16-true", 0.01), ("64-true", 1e-4)])
+def test_lightning_measures_a_model_of_another_precision(tmp_path, precision, error):
+    callback = CollapseCallback([samples()])
+    model, _ = fitted(tmp_path, callback, epochs=1, precision=precision)
+    (row,) = measure(model.float(), [samples()])
+    assert epochs(callback.tracker.rows) == [0, 1]
+    for name in ("nc1", "nc2_etf", "nc3", "cdnv"):
+        assert callback.tracker.rows[-1][name] == pytest.approx(row[name], rel=error)
+
+
+def test_lightning_stops_early_on_a_measure_that_is_not_due_each_time(tmp_path):
+    logger, callback = L.loggers.CSVLogger(tmp_path), CollapseCallback(every=2)
+    stopping = L.callbacks.EarlyStopping("nc1/penultimate", patience=20)
+    fitted(tmp_path, callback, stopping, epochs=4, logger=logger)
+    with open(logger.experiment.metrics_file_path, newline="") as file:
+        logged = [float(row["nc1/penultimate"]) for row in csv.DictReader(file) if row["nc1/penultimate"]]
+    before, second, fourth = callback.tracker.curve("nc1")[1]
+    assert logged == pytest.approx([before, before, second, second, fourth], rel=1e-6)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield from Noisy(noise=0)
+
+
+def test_a_stream_that_may_never_end_is_refused_before_training(tmp_path):
+    stream = DataLoader(Endless(), batch_size=8)
+    with pytest.raises(ValueError, match="no length and may never end: .* batches="):
+        fitted(tmp_path, CollapseCallback(), loader=stream, limit_train_batches=2)
+    with pytest.raises(ValueError, match="no length and may never end: .* batches="):
+        trained(tmp_path, TransformersCallback(stream))
+    callback = CollapseCallback(lambda: [samples()])
+    fitted(tmp_path, callback, loader=stream, limit_train_batches=2)
+    assert epochs(callback.tracker.rows) == [0, 1, 2]
+
+
 def test_the_older_package_of_lightning_serves_alone(monkeypatch):
     older = pytest.importorskip("pytorch_lightning")
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
@@ -157,10 +194,22 @@ def test_the_older_package_of_lightning_serves_alone(monkeypatch):
 
 def test_lightning_measures_the_shares_of_all_processes(tmp_path):
     loader = DataLoader(Noisy(noise=0), batch_size=6)
-    model, trainer = fitted(tmp_path, CollapseCallback(), loader=loader, devices=2, strategy="ddp_fork")
+    model, trainer = fitted(tmp_path, CollapseCallback(), loader=loader, **TWO)
     (row,) = measure(model, loader)
     found = {name: trainer.callback_metrics[f"{name}/penultimate"].item() for name in ("nc1", "nc2_etf", "nc3")}
     assert found == pytest.approx({name: row[name] for name in found}, rel=1e-4)
+
+
+def test_lightning_measures_the_model_of_the_first_process(tmp_path):
+    """Without validation, which would give all processes its running statistics."""
+    loader, trainer = (
+        DataLoader(Noisy(noise=0), batch_size=6),
+        trainer_of(tmp_path, CollapseCallback(), epochs=1, **TWO),
+    )
+    trainer.fit(model := Network(), loader)
+    assert trainer.callback_metrics["nc1/penultimate"].item() == pytest.approx(
+        measure(model, loader)[0]["nc1"], rel=1e-4
+    )
 
 
 # transformers ---------------------------------------------------------------------------------------------------------

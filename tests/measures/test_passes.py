@@ -9,7 +9,7 @@ from torch import nn
 
 import collapsemetrics as metrics
 from collapsemetrics import measure
-from small_network import in_two_processes, network, numbers, samples
+from small_network import in_two_processes, network, noisy_network, numbers, samples
 
 
 def doubles(n=60, seed=0):
@@ -204,6 +204,20 @@ def test_a_model_can_be_trained_on_with_what_it_kept_from_the_measurement():
     measure(model, [(x, y)])
     model(x.requires_grad_()).sum().backward()
     assert model.weight.grad is not None
+
+
+def test_the_layers_of_a_model_are_listed_with_their_shapes_and_can_be_measured(model):
+    before = torch.get_rng_state()
+    found = metrics.layers(model, doubles())
+    conv, linear = dict.fromkeys(("conv", "norm"), (60, 6, 1, 2)), {"pair": (60, 6), "hidden": (60, 5), "act": (60, 5)}
+    assert list(found.items()) == [*(conv | linear).items(), ("fc", (60, 3))]  # in the order in which they run
+    lines = [line.split(maxsplit=1) for line in str(found).splitlines()]
+    assert lines == [["layer", "output"], *([name, str(shape)] for name, shape in found.items())]
+    assert [row["layer"] for row in measure(model, [doubles()], found)] == list(found)
+    assert not any(module._forward_hooks for module in model.modules()) and torch.equal(before, torch.get_rng_state())
+    assert metrics.layers(model, doubles()[0]) == found
+    with pytest.raises(ValueError, match="batch 0, .* split="):
+        metrics.layers(model, None)
 
 
 # The head -------------------------------------------------------------------------------------------------------------
@@ -573,6 +587,42 @@ def test_two_processes_measure_what_one_does(tmp_path):
         for row, alone in zip(rows, all_of(x, y), strict=True):
             assert row["layer"] == alone["layer"] and row["nc1_chance"] > 1
             assert numbers(row) == pytest.approx(numbers(alone), rel=1e-6)
+
+
+def normalised(rank):
+    """A network whose running statistics are those of one half of the samples, and that half."""
+    model, half = noisy_network(), slice(30 * rank, 30 * rank + 30)
+    model.train()(10 * rank + x[half])
+    return model, [(x[half], y[half])]
+
+
+def of_first(rank):
+    model, share = normalised(rank)
+    before, buffers = {name: value.clone() for name, value in model.state_dict().items()}, list(model.buffers())
+    row = measure(model, share, group=torch.distributed.group.WORLD)[0]
+    same = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    return row, same and all(one is other for one, other in zip(buffers, model.buffers(), strict=True))
+
+
+def test_several_processes_measure_the_model_of_the_first(tmp_path):
+    (expected,) = measure(normalised(0)[0], [(x, y)])
+    other = measure(normalised(1)[0], [(x, y)])[0]
+    assert abs(other["nc1"] / expected["nc1"] - 1) > 0.01
+    for row, same in in_two_processes(of_first, tmp_path):
+        assert numbers(row) == pytest.approx(numbers(expected), rel=1e-5) and same
+
+
+def alone(rank):
+    """Of the first process alone, while the second does something else; training with both goes on."""
+    model, batches = nn.parallel.DistributedDataParallel(noisy_network()), [(x[:30], y[:30]), (x[30:], y[30:])]
+    row = measure(model, batches)[0] if rank == 0 else None
+    model(x).sum().backward()
+    return row, model.broadcast_buffers
+
+
+def test_one_process_can_measure_alone_a_model_that_is_wrapped_for_several(tmp_path):
+    (row, synchronised), (_, too) = in_two_processes(alone, tmp_path)
+    assert row["nc1"] == pytest.approx(measure(noisy_network(), [(x, y)])[0]["nc1"], rel=1e-5) and synchronised and too
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

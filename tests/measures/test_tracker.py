@@ -62,6 +62,33 @@ def test_training_is_the_same_to_the_last_bit_whether_it_is_tracked_or_not(kind)
     assert all(torch.equal(tracked[name], alone[name]) for name in alone)
 
 
+def accumulated(tracked):
+    """Weights that were trained on gradients of five batches, and at the end of an epoch of what there is."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerator, model = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=5), noisy_network()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    loader = DataLoader(TensorDataset(*samples()), batch_size=8, shuffle=True)
+    model, optimiser, loader = accelerator.prepare(model, optimiser, loader)
+    tracker, steps = Tracker(model, loader, test_loader=loader), 0
+    torch.manual_seed(2)
+    for _ in range(2):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                optimiser.step()
+                optimiser.zero_grad()
+            steps += 1
+            if tracked and steps in (2, 8, 11):
+                tracker(steps)
+    assert len(tracker.rows) == (3 if tracked else 0)
+    return model.state_dict()
+
+
+def test_training_with_a_loader_of_accelerate_is_the_same_whether_it_is_tracked_or_not():
+    tracked, alone = accumulated(True), accumulated(False)
+    assert all(torch.equal(tracked[name], alone[name]) for name in alone)
+
+
 def test_measuring_leaves_the_generators_of_random_numbers_where_they_were():
     loader = DataLoader(TensorDataset(*samples()), batch_size=16, shuffle=True)
     model, used = noisy_network(), []
@@ -126,6 +153,22 @@ def test_the_rows_of_a_tracker_are_saved_with_a_column_of_ones_own(tracker, tmp_
         assert metrics.Measures.load(tmp_path / f"rows.{kind}") == rows
     header, first, *_ = (tmp_path / "rows.csv").read_text().splitlines()
     assert header.startswith("epoch,layer,d,") and header.endswith(",seed,smoothed,loss,note") and "7,True,CE," in first
+
+
+@pytest.mark.parametrize("epoch", [0.5, 3, 7.25])
+def test_without_a_number_of_epochs_to_wait_every_call_measures(epoch):
+    tracker = Tracker(network(), [samples()])
+    assert tracker(epoch) and tracker.curve("nc1")[0] == [epoch]
+
+
+def test_a_tracker_goes_on_with_the_rows_of_a_checkpoint(tracker, tmp_path):
+    torch.save(tracker.state_dict(), tmp_path / "state.pt")
+    again = Tracker(tracker.model, [samples()], ["0", "penultimate"])
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.rows == tracker.rows and again.numbers() == tracker.numbers()
+    assert again.numbers()["nc1/penultimate"] == tracker.last[-1]["nc1"]
+    again(9)
+    assert again.curve("nc1")[0] == [0, 1, 2, 9] and tracker.curve("nc1")[0] == [0, 1, 2]
 
 
 def test_a_tracker_is_pickled_without_its_model(tracker):
