@@ -96,6 +96,7 @@ def labels(y: Tensor | np.ndarray | Iterable[int], n: int, K: int | None = None)
     least, most = y.aminmax() if n else (0, 0)
     if least < 0 or (K is not None and most >= K):
         largest = "K-1" if K is None else K - 1
-        hint = "; subtract 1" if least > 0 and most == K else ""
+        hint = "; ignore_index=255 leaves those out" if most == 255 else ""
+        hint = "; subtract 1" if least > 0 and most == K else hint
         raise ValueError(f"y has labels {int(least)} to {int(most)}; they are 0..{largest}{hint}")
     return y

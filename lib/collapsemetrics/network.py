@@ -100,7 +100,8 @@ def measure(
         dimensions but one) and tokens `(N, T, d)` over `T`, or over the tokens that a `mask` shows; `"flatten"` makes
         one long vector of each sample. Or a function of the layer's output, and perhaps of the inputs x, that returns
         features `(N, d)`: `lambda h: h[:, 0]` takes the first token. Other orders of dimensions, `(N, H, W, C)` or
-        `(T, N, d)`, are not recognised, but noted where they are likely: a function handles them.
+        `(T, N, d)`, are not recognised, but noted where they are likely: a function handles them, such as
+        `lambda h: h.mean((1, 2)) if h.ndim == 4 else h`, which is called for each of the layers.
     test_loader
         Samples that the model was not trained on, in batches like those of `loader`. With them each row has
         `dilation`: :func:`dilation`, the NC1 of these samples, from another pass; and `test_ncm_accuracy`, and for
@@ -129,8 +130,8 @@ def measure(
         a tensor `(N, T)`, one or True at tokens that count: `lambda x: x != 0`. By default an input with a usual name:
         `attention_mask`, `padding_mask`, `key_padding_mask` or `src_key_padding_mask`.
     split
-        A function that makes `(x, y)` of a batch of another kind, such as `lambda batch: (batch[:2], batch[2])`, or
-        `lambda data: (data, data.y)`.
+        A function that makes `(x, y)` of a batch of another kind, such as `lambda batch: (batch[:2], batch[2])`,
+        `lambda data: (data, data.y)`, or `lambda batch: (batch, batch["labels"])` for a model that reads the labels.
     forward
         A function of the model and x that runs it, by default as above: `lambda model, x: model(x)` for a model that
         takes a list or a dictionary.

@@ -168,10 +168,11 @@ class Reader:
         reason, seen, found = "the model returns no scores (n_samples, K), or several tensors that may be these", [], []
         if logits is not None:
             reason = "the output of the model is that of no linear layer"
-            seen = [name for name, runs in outputs.items() if runs[-1].shape == logits[:1].shape]
+            same = 3 if logits.ndim == 3 else 2  # dimensions up to that of the classes; maps may be of another size
+            seen = [name for name, runs in outputs.items() if runs[-1].shape[:same] == logits[:1].shape[:same]]
             found = [name for name, runs in outputs.items() if any(_gives(output, logits[:1]) for output in runs)]
         if not found:
-            saw = f" (of its shape are those of {', '.join(map(repr, seen))})" if seen else ""
+            saw = f" (those of {', '.join(map(repr, seen))} have as many classes)" if seen else ""
             raise ValueError(f"{reason}{saw}: name the head, or give layers= with K= or with head=(W, b)")
         return as_head(found[-1], self.modules[found[-1]])
 
@@ -439,8 +440,12 @@ def randomness_kept(device: torch.device, *loaders):
 
 
 def _logits(result) -> Tensor | None:
-    """The scores among what a model returned: its only two-dimensional tensor, or else what comes first."""
-    result = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", result)
+    """The scores among what a model returned: its only two-dimensional tensor, or else what comes first.
+
+    In a mapping they are `logits`, or `out` as in torchvision's models that label positions.
+    """
+    mapping = isinstance(result, Mapping)
+    result = result.get("logits", result.get("out")) if mapping else getattr(result, "logits", result)
     if isinstance(result, tuple | list) and result:
         flat = [part for part in result if isinstance(part, Tensor) and part.ndim == 2] or list(result[:1])
         result = flat[0] if len(flat) == 1 else None

@@ -172,6 +172,7 @@ def test_one_logit_is_a_head_of_two_opposite_rows(form, squeeze):
     "labels, named",
     [
         (y + 1, "labels 1 to 3; they are 0..2; subtract 1$"),
+        (y.masked_fill(y == 1, 255), "labels 0 to 255; they are 0..2; ignore_index=255"),
         (y - 1, "labels -1 to 1; they are 0..2$"),
         (torch.eye(3)[y], r"y.argmax\(1\) of one-hot"),
         (torch.eye(3)[y].long(), r"y.argmax\(1\) of one-hot"),

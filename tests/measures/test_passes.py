@@ -307,14 +307,32 @@ def test_a_model_whose_output_is_no_modules_needs_the_name_and_a_head_that_is_no
     assert "'1' is no plain linear layer" in str(measure(nn.Sequential(nn.ReLU(), cosine(6, 3)), [samples()]))
 
 
-def test_where_no_module_gives_the_output_of_the_model_those_are_named_that_give_its_shape():
+def test_where_no_module_gives_the_output_of_the_model_those_are_named_that_have_as_many_classes():
     class Averaged(HeadFirst):
         def forward(self, x):
             return self.head(self.backbone(x)) / 2 + self.auxiliary(self.backbone(x)) / 2
 
     for model, seen in (Averaged(), "'head', 'auxiliary'"), (nn.Sequential(network(), nn.Softmax(1)), "'0.2'"):
-        with pytest.raises(ValueError, match=rf"of its shape are those of {seen}\): name the head.*head=\(W, b\)"):
+        with pytest.raises(ValueError, match=rf"those of {seen} have as many classes\): name the head.*head=\(W, b\)"):
             measure(model, [samples()])
+
+
+def test_the_head_of_a_model_that_enlarges_its_scores_is_among_those_named_and_measured_once_it_is_given():
+    class Enlarged(nn.Sequential):
+        def forward(self, x):
+            return {"out": nn.functional.interpolate(super().forward(x), scale_factor=2, mode="bilinear")}
+
+    (x, y), model = samples(), Enlarged(nn.Conv2d(6, 5, 1), nn.Conv2d(5, 3, 1))
+    maps, labels = x.view(2, 3, -1, 6).permute(0, 3, 1, 2), y.view(2, 3, -1)
+    enlarged = labels.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    with pytest.raises(ValueError, match=r"\(those of '1' have as many classes\): name the head"):
+        measure(model, [(maps, enlarged)])
+    (row,) = measure(model, [(maps, enlarged)], head="1", centre="samples")
+    with torch.no_grad():
+        H = model[0](maps)
+        right = model[1](H).argmax(1) == labels
+    assert row["nc1"] == pytest.approx(metrics.nc1(H.movedim(1, -1).flatten(0, 2), y).item(), rel=1e-4)
+    assert row["accuracy"] == pytest.approx(right.double().mean().item())
 
 
 class Angular(nn.Module):
