@@ -27,12 +27,20 @@ SEED = 7_310_579_021  # for labels drawn at random; nobody else is likely to use
 
 @contextmanager
 def unrounded(backend) -> Iterator[None]:
-    """Its products do not round float32 factors to TF32 or bfloat16; afterwards they may again if they might before."""
-    before, backend.matmul.fp32_precision = backend.matmul.fp32_precision, "ieee"
+    """Its products do not round float32 factors to TF32 or bfloat16; afterwards they may again if they might before.
+
+    Before torch 2.9 there is less to set, and nothing for processors.
+    """
+    matmul = getattr(backend, "matmul", None)
+    name, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, name, None)
+    if before is not None:
+        setattr(matmul, name, exact)
     try:
         yield
     finally:
-        backend.matmul.fp32_precision = before
+        if before is not None:
+            setattr(matmul, name, before)
 
 
 class ClassStatistics:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -263,6 +265,17 @@ def test_products_of_float32_features_are_not_rounded_whatever_pytorch_is_set_to
         assert [kind.fp32_precision for kind in kinds] == given and torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("inside", [False, ValueError], ids=["ends well", "fails"])
+def test_where_pytorch_has_one_switch_or_none_for_rounding_it_is_set_and_put_back(inside):
+    """As before torch 2.9."""
+    older = SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True))
+    with suppress(ValueError), streaming.unrounded(older), streaming.unrounded(SimpleNamespace()):
+        assert older.matmul.allow_tf32 is False
+        if inside:
+            raise inside
+    assert older.matmul.allow_tf32 is True
 
 
 @pytest.mark.parametrize("again", [0, 10])
