@@ -4,7 +4,7 @@ Features are rows: `H: (n_samples, d)` with labels `y: (n_samples,)` in `0..K-1`
 are `(K, d)`. Where a function says `...`, several runs may be given at once: features `(..., n_samples, d)` with one
 `y` for all of them, means `(..., K, d)`; the result then has the shape `...` of the runs. Results follow the dtype and
 the device of the input (half precision is computed in float32). Functions of float32 tensors multiply matrices as
-:func:`torch.set_float32_matmul_precision` says; what takes batches never rounds to TF32 or bfloat16.
+`torch.set_float32_matmul_precision` says; what takes batches never rounds to TF32 or bfloat16.
 
 A network's features do not fit in memory at once: :class:`ClassStatistics` takes them batch by batch, and
 :func:`measure` collects every measure of any PyTorch model from one pass over its data, and :class:`Tracker` does so

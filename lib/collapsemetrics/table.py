@@ -95,7 +95,7 @@ class Measures(_Table, list):
 
         By :func:`cdnv` of each pair, :math:`(v_k + v_l) / 2\|\mu_k - \mu_l\|^2`: `pair` and `pair_cdnv` are the pair
         where it is largest, `class` and `class_cdnv` the class where its mean over the other classes is. Labels are
-        those of the samples. ValueError for a layer without :attr:`statistics`, as after loading.
+        those of the samples. ValueError for a layer without `statistics`, as after loading.
 
         >>> import torch
         >>> from collapsemetrics import measure
