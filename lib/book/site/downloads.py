@@ -36,8 +36,8 @@ except ImportError:
                 f"{{wheel}} is needed beside this notebook: every page of the book offers it "
                 "under 'Run, change, download this page'"
             )
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
-        subprocess.run([*pip, site + wheel], check=True)
+        pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+        subprocess.run([*pip, "--no-deps", "--target", folder, site + wheel], check=True)
     sys.path.insert(0, str(folder))
     for line in importlib.metadata.requires("{name}"):
         package = line.split(">=")[0]
