@@ -98,6 +98,7 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
         return re.sub(rf"<!-- ({'|'.join(marks)}) -->", lambda match: marks[match[1]](), text)
 
     wheel, packed = downloads.wheel(root, everything)
+    where = {"wheel": wheel, **places(root)}
     files: dict[str, bytes] = {f"downloads/{wheel}": packed}
     for page in everything:
         if page.is_chapter:
@@ -105,7 +106,7 @@ def compose(everything: list[Page], root: Path, kept: dict[str, dict]):
             for cell in _prose(composed):
                 text = tables.measured_by(errata.expand(cell.source, best, statements), best)
                 cell.source = _link_chapters(fill(text), page, everything)
-            files |= _chapter(page, composed, notebooks[page] is not None, wheel)
+            files |= _chapter(page, composed, notebooks[page] is not None, where)
         else:
             files[f"{page.name}.md"] = _link_chapters(fill(page.text), page, everything).encode()
     for path in (*(root / name for name in FIXED), *(root / "_static").glob("*.*")):
@@ -118,14 +119,14 @@ def _prose(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "markdown"]
 
 
-def _chapter(page: Page, notebook, executed: bool, wheel: str) -> dict[str, bytes]:
+def _chapter(page: Page, notebook, executed: bool, where: dict[str, str]) -> dict[str, bytes]:
     """The files of a chapter: what Sphinx reads, with a note under the title, and what readers download."""
     files = {f"downloads/{page.name}.md": page.text.encode()}
     note = NOT_EXECUTED
     if executed:
         files[f"downloads/{page.name}.ipynb"] = nbformat.writes(notebook).encode()
         opening = _opening(notebook)
-        note = _run_note(page, opening, wheel)
+        note = _run_note(page, opening, where)
         notebook.cells = [cell for cell in notebook.cells if cell not in opening]
     if title := next((cell for cell in _prose(notebook) if re.search("(?m)^# ", cell.source)), None):
         title.source = re.sub("(?m)^# .*", lambda h1: f"{h1[0]}\n\n{note}\n", title.source, count=1)
@@ -137,7 +138,8 @@ def cite(root: Path) -> dict[str, str]:
     """What CITATION.cff says: the authors, the version, and a button with the BibTeX entry."""
     about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
     names = [one.get("name") or f"{one['given-names']} {one['family-names']}" for one in about["authors"]]
-    url = places(root)["site"] or places(root)["repository"]
+    where = places(root)
+    url = where["site"] or where["repository"]
     button = TEMPLATES.get_template("cite.md").render(about=about, names=names, url=url)
     return {"authors": ", ".join(names), "version": str(about["version"]), "button": button}
 
@@ -176,7 +178,7 @@ def _opening(notebook) -> list:
     return opening
 
 
-def _run_note(page: Page, opening: list, wheel: str) -> str:
+def _run_note(page: Page, opening: list, where: dict[str, str]) -> str:
     """How the reader runs the chapter, how the results shown were computed, and the code that opens it."""
     about = noted(page)
     parameters = dict(about["key"]["parameters"])
@@ -190,7 +192,7 @@ def _run_note(page: Page, opening: list, wheel: str) -> str:
     source = "\n\n".join(cell.source.strip() for cell in opening)
     template = TEMPLATES.get_template("run-note.md")
     about = {"page": page, "command": command, "profile": profile, "rest": parameters, "took": took, "source": source}
-    return template.render(**about, **places(page.root), wheel=wheel, up="../" * page.name.count("/"))
+    return template.render(**about, **where, up="../" * page.name.count("/"))
 
 
 def _link_chapters(text: str, page: Page, everything: list[Page]) -> str:
