@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 
 from lib.models.unconstrained import labels, objective, scores
 from lib.search import best_known as bk
-from lib.search.best_known.__main__ import main
+from lib.search.best_known.__main__ import check
 from lib.search.best_known.initial import KINDS
 from lib.theory import halves, low_rank
 
@@ -189,35 +189,7 @@ def test_every_file_of_the_book_has_the_loss_it_states_by_plain_numpy_and_beats_
     assert path.name == solution.name
 
 
-# The command line
-
-
-@pytest.fixture
-def run(capsys):
-    """The exit status of a command, and what it printed."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        return end.value.code, capsys.readouterr().out
-
-    return run
-
-
-def test_a_sweep_brings_every_cell_to_the_same_number_of_descents_and_goes_on_where_it_stopped(
-    tmp_path, run, monkeypatch
-):
-    cells = [(2, 2, bk.decay_at(2, 2), "mse"), (3, 4, bk.decay_at(3, 4), "mse")]
-    for count, descents, searched in ((1, 48, 1), (2, 48, 1), (2, 48, 0), (2, 96, 2)):
-        monkeypatch.setattr(bk, "cells", lambda folder, count=count: cells[:count])
-        status, told = run("sweep", "--descents", descents, "--folder", tmp_path)
-        assert status == 0 and told.count("found") == searched
-    counts = {name: rows[-1, 0] for name, rows in bk.efforts(tmp_path).items()}
-    assert counts == {"mse-K02-L2.npz": 96, "mse-K03-L4.npz": 97}  # one from its own file
-    assert {path.name for path in tmp_path.iterdir()} == {"effort.csv", "mse-K03-L4.npz"}  # nothing lower for two
-    assert bk.load(tmp_path / "mse-K03-L4.npz").loss < 0.2 - 1e-3
-    rows = bk.efforts(tmp_path)["mse-K02-L2.npz"]
-    assert rows[-1, 1] == pytest.approx(0.2) and (np.diff(rows, axis=0) * [1, -1] >= 0).all()
+# What was searched, and a file beside it
 
 
 def test_every_cell_of_the_table_was_searched_and_its_search_ends_at_the_stored_loss():
@@ -236,19 +208,14 @@ def test_without_polish_a_search_ends_where_its_descents_do():
     assert found.loss == effort[-1][1] == pytest.approx(by_numpy(found), abs=1e-12)
 
 
-def test_a_file_is_compared_with_what_is_known_and_stored_where_it_is_lower_and_submitted(tmp_path, run):
-    sent, folder = tmp_path / "sent.npz", tmp_path / "stored"
-    folder.mkdir()
-    shutil.copy(FILES[0], sent)
-    for command, comparison in (("check", "lower by"), ("submit", "lower by"), ("submit", "not lower")):
-        assert not list(folder.iterdir()) or comparison == "not lower"  # than collapse, then than itself
-        status, told = run(command, sent, "--folder", folder)
-        assert status == 0 and comparison in told
-    assert bk.load(folder / FILES[0].name).loss == bk.load(sent).loss
-    sent.write_bytes(sent.read_bytes()[:100])
-    for command in ("check", "submit"):
-        status, told = run(command, sent, "--folder", folder)
-        assert status == 2 and told.startswith("error: ") and "sent.npz" in told
+def test_a_file_is_compared_with_collapse_or_with_what_is_stored(tmp_path):
+    name = FILES[0].name
+    assert f"lower by {collapse(*bk.load(FILES[0])[:4]) - bk.load(FILES[0]).loss:.3g}" in check(FILES[0], tmp_path)
+    shutil.copy(FILES[0], tmp_path)
+    assert check(FILES[0], tmp_path).endswith("not lower")
+    bk.save(bk.load(FILES[1]), tmp_path).rename(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name}: holds another problem"):
+        check(FILES[0], tmp_path)
 
 
 @pytest.mark.parametrize(("name", "call"), [

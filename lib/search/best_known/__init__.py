@@ -11,11 +11,9 @@ unequal decays they have, at their best scales, the loss of this problem at
 :math:`\lambda^{L+1} = n\lambda_{H_1}\lambda_{W_1}\cdots\lambda_{W_L}`. A solution is the list of its factors
 :math:`[H_1, W_1, \dots, W_L]`.
 
-A reader can check a solution and hand in a lower one, and search every cell of the table::
+A reader can compare a solution with the stored one::
 
     python -m lib.search.best_known check mine.npz
-    python -m lib.search.best_known submit mine.npz
-    python -m lib.search.best_known sweep --descents 5000
 """
 
 from lib.search.best_known.descent import ROUNDS, descend, merged, search, symmetric_search

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,19 +84,6 @@ def cells(folder: Path = FOLDER) -> list[tuple[int, int, float, str]]:
     found = [(K, L, standard_decay(K, L, loss), loss) for K, L, loss in grid]
     others = [s for loss in LOSSES for s in stored(loss, folder) if "lam" in s.name or (s.K, s.L, loss) not in grid]
     return found + [(s.K, s.L, s.lam, s.kind) for s in others]
-
-
-def keep_effort(found: Solution, effort: Sequence[tuple[int, float]], folder: Path = FOLDER) -> None:
-    """Add a search's losses and numbers of descents to `effort.csv`, where the searches of one problem count as one.
-
-    This keeps the first batch, those that lowered the loss, and the last, which has the loss of the solution.
-    """
-    earlier, lowest = efforts(folder).get(found.name, np.array([[0, np.inf]]))[-1]
-    rows = [(earlier + count, min(value, lowest)) for count, value in [*effort, (effort[-1][0], found.loss)]]
-    lower = [now for before, now in zip(rows, rows[1:-1], strict=False) if now[1] < before[1]]
-    with open(Path(folder) / "effort.csv", "a", newline="") as file:
-        kept = [rows[0], *lower, rows[-1]]
-        csv.writer(file).writerows([found.name, int(count), f"{value:.12f}"] for count, value in kept)
 
 
 def efforts(folder: Path = FOLDER) -> dict[str, np.ndarray]:
