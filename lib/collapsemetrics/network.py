@@ -186,8 +186,9 @@ def measure(
     kept = randomness_kept(reader.device, loader, test_loader, outside_loader)
     with kept, _buffers_of_first(model, group):
         passed = reader.batches_of(loader)
-        first = next(passed)
-        reader.head, reader.K = head, K = _head(reader, first[0], head, K)
+        with _failing_together(group):
+            first = next(passed)
+            reader.head, reader.K = head, K = _head(reader, first[0], head, K)
         passed = chain([first], passed)
         del first
         if nc4 and len(reader.head.weight) != K:
@@ -359,8 +360,11 @@ def _of_training(
         found.statistics[name] = ClassMeans(part.means, part.counts, part.variances, classes)
     found.notes = _notes(found, collected, reader)
     if nc4:
-        for _ in _compared(found, "", group, kept or _again(reader, loader)):
-            pass
+        counts = _no_counts(found)
+        with _failing_together(group):
+            for _ in _compared(found, counts, kept or _again(reader, loader)):
+                pass
+        _add_compared(found, counts, "", group)
     if len(classes) < K:
         found.notes.append(f"{K - len(classes)} of {K} classes have no sample and are left out")
     if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
@@ -373,9 +377,11 @@ def _add_test(found: Measures, reader: Reader, loader: Loader, K: int, classes: 
 
     Returns their values of :func:`_scored`.
     """
-    compared = partial(_compared, found, "test_", group)
+    counts = _no_counts(found)
+    compared = partial(_compared, found, counts)
     with checks.errors_of("test_loader"):
         seen, collected, accuracy, values = _collected(reader, reader.batches_of(loader), K, missing, group, compared)
+    _add_compared(found, counts, "test_", group)
     for row in found:
         part = collected[row["layer"]]
         row["dilation"] = part.nc1(found.centre)
@@ -414,7 +420,7 @@ def _collected(
     found: dict[str, ClassStatistics] = {}
     values = []
     right = torch.zeros(2, dtype=torch.int64, device=reader.device)  # samples that are classified right, and all
-    with closing(reader.read(batches)) as passed:
+    with _failing_together(group), closing(reader.read(batches)) as passed:
         for number, features in enumerate(through(passed) if through else passed):
             for name in features:  # a variable for the features would keep them while the next are made
                 if name not in found:
@@ -450,10 +456,14 @@ def _kept(kept: list[tuple], batches: Iterable) -> Iterator:
             kept.clear()
 
 
-def _compared(found: Measures, prefix: str, group, batches: Iterable) -> Iterator:
-    """The batches; at their end each row gets the accuracy of the nearest class mean, and that of the head NC4."""
+def _no_counts(found: Measures) -> Tensor:
+    """For each row 0 samples, 0 nearest to their own class mean, and 0 that the head puts into another class."""
     means = next(iter(found.statistics.values())).means
-    counts = torch.zeros(len(found), 3, dtype=torch.float64, device=means.device)
+    return torch.zeros(len(found), 3, dtype=torch.float64, device=means.device)
+
+
+def _compared(found: Measures, counts: Tensor, batches: Iterable) -> Iterator:
+    """The batches, whose samples are added to the counts that :func:`_no_counts` describes."""
     for features in batches:
         yield features  # whoever reads them has checked them then
         for row, count in zip(found, counts, strict=True):
@@ -462,6 +472,10 @@ def _compared(found: Measures, prefix: str, group, batches: Iterable) -> Iterato
             near = formulas.nearest(features[row["layer"]][0].to(means), means).cpu()
             taken = near if scores is None else scores[:, classes].argmax(1).cpu()
             count += torch.tensor([len(y), (classes[near] == y.cpu()).sum(), (taken != near).sum()]).to(count)
+
+
+def _add_compared(found: Measures, counts: Tensor, prefix: str, group) -> None:
+    """To each row the accuracy of the nearest class mean, and to that of the head NC4."""
     if group is not None:
         torch.distributed.all_reduce(counts, group=group)
     for row, (n, right, apart) in zip(found, counts.tolist(), strict=True):
@@ -527,6 +541,24 @@ def _few(rows: Measures, column: str, counts: Tensor) -> str:
         if (bias := min((1 + lost) / least, 1)) > TOLERATED:
             few.append(f"{named(row['layer'])} {bias:.0%}")
     return ", ".join(few)
+
+
+@contextmanager
+def _failing_together(group) -> Iterator[None]:
+    """An error in one process of a group is one in all: the others would wait for it."""
+    error = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    if group is not None:
+        errors = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(errors, error and str(error), group)
+        for rank, text in enumerate(errors):
+            if text and not error:
+                raise ValueError(f"process {rank} of the group: {text}")
+    if error:
+        raise error
 
 
 @contextmanager

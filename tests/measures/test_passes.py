@@ -630,6 +630,20 @@ def test_several_processes_measure_the_model_of_the_first(tmp_path):
         assert numbers(row) == pytest.approx(numbers(expected), rel=1e-5) and same
 
 
+def error_of(rank):
+    wrong = y.clone()
+    wrong[45] = 7  # in the second process, and in its second batch
+    batches = list(zip(x.split(10), wrong.split(10), strict=True))[3 * rank : 3 * rank + 3]
+    with pytest.raises(ValueError, match="labels") as error:
+        measure(noisy_network(), batches, group=torch.distributed.group.WORLD)
+    return str(error.value)
+
+
+def test_a_bad_label_in_one_process_stops_all_with_the_same_sentence(tmp_path):
+    first, second = in_two_processes(error_of, tmp_path)
+    assert "batch 1" in second and first == f"process 1 of the group: {second}"
+
+
 def alone(rank):
     """Of the first process alone, while the second does something else; training with both goes on."""
     model, batches = nn.parallel.DistributedDataParallel(noisy_network()), [(x[:30], y[:30]), (x[30:], y[30:])]
