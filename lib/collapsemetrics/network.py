@@ -113,8 +113,9 @@ def measure(
         the ROC curve. With the mean :math:`c` of the training samples, NECO is :math:`\|V(h-c)\| / \|h-c\|`, where the
         rows of :math:`V` are the first `min(K, d) - 1` principal directions of these samples, and NCI is
         :math:`\langle w,h-c\rangle / \|h-c\|`, where :math:`w` is the weight of the largest score. Sources: Ammar et
-        al. (2024), who leave the number of directions open, and Liu & Qin (2023), here without their multiple of
-        :math:`\|h\|_1`, whose factor is to be tuned. Not measured with labels of positions.
+        al. (2024), who take :math:`h`, standardised for some networks, in place of :math:`h-c` and leave the number of
+        directions open, and Liu & Qin (2023), here without their multiple of :math:`\|h\|_1`, whose factor is to be
+        tuned. Not measured with labels of positions.
     centre
         What class means are centred with: the mean of the class means (`"classes"`), or that of all samples
         (`"samples"`, as in :func:`nc1`). The two differ where classes have unequal sizes.
