@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import signal
 import sys
 import time
@@ -42,6 +43,7 @@ Jobs = Annotated[int | None, typer.Option(
 )]  # fmt: skip
 Old = Annotated[str, typer.Option(envvar="BOOK_OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
+FILES = 256  # that a process opens at the same time, at most
 
 
 def command(name: str):
@@ -55,6 +57,8 @@ def command(name: str):
                 for variable in VARIABLES:
                     if os.environ.get(f"BOOK_{variable}") == "":
                         raise BadInput(f"{variable} is given and empty: leave it out, or say what it is")
+                if (files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < FILES:
+                    raise BadInput(f"a process may open only {files} files here: `ulimit -n {FILES}` allows enough")
                 status = function(**options)
             except (BadInput, SiteError) as error:
                 console.print(f"error: {error}", style="red")

@@ -30,7 +30,7 @@ print(notebook.cells[-1].outputs[0].text)
 
 def said(role, target, shown):
     """Every role shows its target in capitals, and those to pages lead to the site."""
-    return shown or target.upper(), f"https://a.b/{target}.html" if role == "doc" else None
+    return shown or target.upper(), f"../{target}.html" if role == "doc" else None
 
 
 def shown(text):
@@ -39,7 +39,7 @@ def shown(text):
 
 def test_roles_become_their_text_and_labels_go():
     assert shown("(here)=\n# One\n\nSee {eq}`a`, {doc}`b` and {prf:ref}`that <c>`.") == (
-        "# One\n\nSee A, [B](https://a.b/b.html) and that."
+        "# One\n\nSee A, [B](../b.html) and that."
     )
 
 
@@ -68,13 +68,15 @@ def test_questions_fold_and_code_stays_as_it_is():
     )
 
 
-@pytest.mark.parametrize("site, link", [("", "two"), ("https://a.b/", "[two](https://a.b/chapters/y/two.html#z)")])
-def test_relative_links_lead_to_the_site_or_nowhere(site, link):
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_markdown_cell("[two](../y/two.md#z)"), nbformat.v4.new_code_cell("1")]
-    )
+@pytest.mark.parametrize("site", ["", "https://a.b/"])
+@pytest.mark.parametrize(
+    "text, words",
+    [("[two](../y/two.md)", "two"), ("[Two [2024]](../y/two.md)", "Two [2024]"), ("{doc}`y/two`", "Y/TWO")],
+)
+def test_links_and_roles_lead_to_the_site_or_nowhere(text, words, site):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell("1")])
     made = standalone(notebook, "chapters/x/one", said, "book.whl", site)
-    assert made.cells[0].source == link
+    assert made.cells[0].source == (f"[{words}](https://a.b/chapters/y/two.html)" if site else words)
     assert "book.whl" in made.cells[1].source and made.cells[2].source == "1"
 
 

@@ -1,6 +1,7 @@
 """How a build fails: bad input before any work, a chapter alone, a site not at all."""
 
 import io
+import resource
 
 import nbformat
 import pytest
@@ -72,6 +73,15 @@ def test_bad_input_is_refused_before_any_work(refused, option, value, known):
     if value == "cuda" and not devices.missing():
         pytest.skip("this machine has the device")
     assert known in refused(f"--{option}", value)
+
+
+def test_too_few_open_files_are_refused_before_any_work(refused):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    try:
+        assert "may open only 200 files" in refused()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_misspelt_claim_is_refused_before_any_work(refused, monkeypatch, tmp_path):

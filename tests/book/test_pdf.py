@@ -88,9 +88,12 @@ def test_what_is_wider_than_the_page_is_found_and_a_formula_made_smaller(tab):
     assert [found[:2] for found in tab.evaluate("fit")] == ["<p"]
 
 
-def test_without_a_site_or_a_browser_it_says_what_is_missing(smoke_book, tmp_path, monkeypatch):
+def test_without_a_site_or_a_browser_it_says_what_is_missing(chromium, smoke_book, tmp_path, monkeypatch):
     with pytest.raises(chapters.BadInput, match="`make book` builds the site"):
         pdf.write(tmp_path, tmp_path / pdf.NAME)
+    with monkeypatch.context() as patch, pytest.raises(chapters.BadInput, match="does not start: .*/nowhere"):
+        patch.setenv("TMPDIR", "/nowhere")
+        pdf.write(smoke_book.html, tmp_path / pdf.NAME)
     monkeypatch.setattr(pdf, "BROWSERS", ("no-such-browser",))
     with pytest.raises(chapters.BadInput, match="none of these is on the PATH: no-such-browser"):
         pdf.write(smoke_book.html, tmp_path / pdf.NAME)

@@ -18,7 +18,7 @@ from lib.book.page import Page
 
 NAME = "how_representations_collapse"
 DECLARATIONS = ("papers", "claims", "errata")  # what a chapter reads of `chapters/*.yml`
-#: Of a role, its target and a text of its own or None: what it shows, and the address it leads to or None.
+#: Of a role, its target and a text of its own or None: what it shows, and the page it leads to, from here, or None.
 Resolve = Callable[[str, str, str | None], tuple[str, str | None]]
 
 INSTALL = """\
@@ -61,9 +61,11 @@ def wheel(root: Path, everything: list[Page]) -> tuple[str, bytes]:
     read += [path for page in everything if page.is_chapter for path in page.files]
     files |= {path.relative_to(root).as_posix(): path for path in read}
     contents = {name: files[name].read_bytes() for name in sorted(files)}
-    info = f"{NAME}-{project['version']}.dist-info"
+    content = "".join(map(_digest, contents.values()))
+    version = f"{project['version']}+{hashlib.sha256(content.encode()).hexdigest()[:8]}"  # a folder for each content
+    info = f"{NAME}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {line}\n" for line in project["optional-dependencies"]["book"])
-    about = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {project['version']}\n"
+    about = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n"
     contents[f"{info}/METADATA"] = f"{about}Requires-Python: {project['requires-python']}\n{needs}".encode()
     contents[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     record = "".join(f"{name},{_digest(content)},{len(content)}\n" for name, content in contents.items())
@@ -72,7 +74,7 @@ def wheel(root: Path, everything: list[Page]) -> tuple[str, bytes]:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in contents.items():  # without times, so that the same files make the same wheel
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return f"{NAME}-{project['version']}-py3-none-any.whl", packed.getvalue()
+    return f"{NAME}-{version}-py3-none-any.whl", packed.getvalue()
 
 
 def _digest(content: bytes) -> str:
@@ -106,11 +108,12 @@ def _links(text: str, page: str, site: str) -> str:
         return site + posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
 
     here = r"(?!https?:|data:)"
+    link = rf"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])+)\]\({here}([^)\s]+)\)"
     if not site:
         text = re.sub(rf'<a [^>]*href="{here}[^"]*"[^>]*>(.*?)</a>', r"\1", text, flags=re.DOTALL)
-        return re.sub(rf"(?<!!)\[([^\]]+)\]\({here}[^)\s]+\)", r"\1", text)
-    text = re.sub(rf'(<a [^>]*href="){here}([^"]*)', lambda link: link[1] + leads(link[2]), text)
-    return re.sub(rf"(?<!!)\[([^\]]+)\]\({here}([^)\s]+)\)", lambda link: f"[{link[1]}]({leads(link[2])})", text)
+        return re.sub(link, r"\1", text)
+    text = re.sub(rf'(<a [^>]*href="){here}([^"]*)', lambda found: found[1] + leads(found[2]), text)
+    return re.sub(link, lambda found: f"[{found[1]}]({leads(found[2])})", text)
 
 
 def plain(text: str, resolve: Resolve) -> str:

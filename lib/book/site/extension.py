@@ -3,7 +3,6 @@ notebooks that readers can take away."""
 
 from __future__ import annotations
 
-import posixpath
 import shutil
 from pathlib import Path
 
@@ -103,14 +102,14 @@ def write_downloads(app, error) -> None:
         file = path.relative_to(folder).as_posix()
         page = file.removesuffix(".ipynb")
         notebook = nbformat.read(path, as_version=4)
-        notebook = downloads.standalone(notebook, page, _resolver(app, page, site), wheel.name, site)
+        notebook = downloads.standalone(notebook, page, _resolver(app, page), wheel.name, site)
         for target in (Path("_sources", file), Path("_downloads", app.env.dlfiles[f"downloads/{file}"][1])):
             if Path(app.outdir, target).is_file():
                 nbformat.write(notebook, Path(app.outdir, target))
 
 
-def _resolver(app, page: str, site: str):
-    """What a role on a page shows, and the address on the site; see :data:`lib.book.site.downloads.Resolve`."""
+def _resolver(app, page: str):
+    """What a role on a page shows, and the page that it leads to; see :data:`lib.book.site.downloads.Resolve`."""
 
     def resolve(role: str, target: str, shown: str | None):
         domain, _, kind = role.rpartition(":")
@@ -123,9 +122,8 @@ def _resolver(app, page: str, site: str):
         if found is None:  # an exercise
             number = app.env.toc_fignumbers.get(page, {}).get("exercise", {}).get(target)
             return (f"Exercise {'.'.join(map(str, number))}" if number else shown or target), None
-        address = next((part["refuri"] for part in found.findall(nodes.reference) if "refuri" in part), None)
-        if not (site and address):
-            return found.astext(), None
-        return found.astext(), site + posixpath.normpath(posixpath.join(posixpath.dirname(page), address))
+        return found.astext(), next(
+            (part["refuri"] for part in found.findall(nodes.reference) if "refuri" in part), None
+        )
 
     return resolve

@@ -26,8 +26,8 @@ SCRIPT = Path(__file__).with_name("pdf.js")  # what runs in the pages
 @contextlib.contextmanager
 def _printing(html: Path, name: str, width: int, height: int):
     """A page of the site `html` in Chromium, as print shows it, its mathematics typeset. BadInput if the page
-    or Chromium is missing."""
-    from playwright.sync_api import sync_playwright
+    or Chromium is missing or does not start."""
+    from playwright.sync_api import Error, sync_playwright
 
     if not (html / f"{name}.html").is_file():
         raise BadInput(f"there is no {name}.html in {html}: `make book` builds the site")
@@ -40,7 +40,10 @@ def _printing(html: Path, name: str, width: int, height: int):
         route.fulfill(path=path) if path.is_file() else route.fulfill(status=404)
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        try:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        except Error as error:  # the folder of TMPDIR does not exist, say
+            raise BadInput(f"{chromium} does not start: {error.message.splitlines()[0]}") from error
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         page.set_default_timeout(0)  # a slow machine takes minutes
         page.emulate_media(media="print")
