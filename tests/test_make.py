@@ -9,14 +9,12 @@ import pytest
 from rich.console import Console
 
 from lib.book import __main__ as command_line
-from lib.book import execute
+from lib.book import execute, folders
 from made_up import ROOT
 
-COMMANDS = {
-    "book": ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "SCHEDULER"), "status": ("CHAPTER", "BOOK_BUILD"),
-    "record": ("CHAPTER",), "test": ("TESTS",), "bench": ("BENCH",), "lab": ("LAB",), "data": ("DATA",),
-    "diff": ("OLD",),
-}  # fmt: skip
+COMMANDS = {"test": ("TESTS",), "bench": ("BENCH",), "lab": ("LAB",), "data": ("DATA",), "diff": ("OLD",)}
+COMMANDS |= {"book": ("PROFILE", "CHAPTER", "DEVICE", "SEED", "JOBS", "SCHEDULER")}
+COMMANDS |= {"status": ("CHAPTER", "BOOK_BUILD"), "record": ("CHAPTER",)}
 HOSTILE = "`touch struck` $(touch struck) $(shell touch struck) \"; touch struck; \" '; touch struck; '"
 
 
@@ -137,6 +135,7 @@ def test_the_constraints_are_made_in_a_folder_of_their_own(folder):
 
 def test_cleaning_empties_a_folder_of_the_books_and_refuses_another(folder):
     (folder / "_build" / "executed").mkdir(parents=True)
+    (folder / "_build" / folders.MARK).touch()
     (folder / "letters").mkdir()
     (folder / "letters" / "executed").touch()
     assert "BOOK_BUILD = " in make(folder, "clean", f"BOOK_BUILD={folder / 'letters'}", status=2)

@@ -39,7 +39,7 @@ def refused(build: Path) -> str:
     reason, html = "", build / "html"
     if _around(build):
         reason = "is the folder of the book, or contains it"
-    elif not (_vacant(build) or (build / MARK).exists() or _older(build)):
+    elif not (_vacant(build) or (build / MARK).exists() or _only_runs(build)):
         reason = "holds what no build has made"
     elif links := [name for name in REPLACED if (build / name).is_symlink()]:
         reason = f"has a link at {links[0]}, where builds delete files"
@@ -50,13 +50,10 @@ def refused(build: Path) -> str:
     return reason and f"BOOK_BUILD = '{build}' {reason}: a new or empty folder is needed, or one that a build has made"
 
 
-def _older(build: Path) -> bool:
-    """Whether it was made before there were marks; in the default folder the suite or a sweep may have come first."""
-    signs = (build / ".lock").is_file(), (build / "executed").is_dir()
-    default = ROOT / "_build"
-    if default.is_symlink() or not (default.exists() and default.samefile(build)):
-        return all(signs)
-    return any(signs) or {*os.listdir(build)} <= {"results", "smoke"}
+def _only_runs(build: Path) -> bool:
+    """Whether it is the default folder, in which the suite or a chapter in JupyterLab has put something first."""
+    default = build == ROOT / "_build" and not build.is_symlink()
+    return default and {*os.listdir(build)} <= {"results", "smoke"}
 
 
 def take(folder: Path) -> None:

@@ -78,7 +78,7 @@ def test_every_command_that_writes_refuses_it_before_any_work(letters, monkeypat
     assert "holds what no build has made" in said.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["new", "empty", "empty, by a link", "marked", "of an older version"])
+@pytest.mark.parametrize("kind", ["new", "empty", "empty, by a link", "marked"])
 def test_a_folder_that_is_the_books_is_taken_and_marked(tmp_path, kind):
     folder = tmp_path / "two words"
     if kind == "empty, by a link":
@@ -89,23 +89,16 @@ def test_a_folder_that_is_the_books_is_taken_and_marked(tmp_path, kind):
     if kind == "marked":
         (folder / folders.MARK).touch()
         (folder / "html").symlink_to("sites/1")
-    if kind == "of an older version":
-        (folder / ".lock").touch()
-        (folder / "executed").mkdir()
     for _ in range(2):
         assert folders.refused(folder) == ""
         folders.take(folder)
         assert (folder / folders.MARK).exists()
 
 
-@pytest.mark.parametrize(
-    ("there", "taken"),
-    [("smoke", True), ("results", True), (".lock", True), ("source", False), ("results, notes", False)],
-)
+@pytest.mark.parametrize(("there", "taken"), [("smoke", True), ("source", False), ("results, notes", False)])
 def test_in_the_default_folder_the_suite_and_sweeps_may_have_come_first(tmp_path, checkout, there, taken):
-    (checkout / "_build").mkdir()
     for name in there.split(", "):
-        (checkout / "_build" / name).touch() if name == ".lock" else (checkout / "_build" / name).mkdir()
+        (checkout / "_build" / name).mkdir(parents=True)
     assert (folders.refused(checkout / "_build") == "") == taken
     (tmp_path / "other" / "results").mkdir(parents=True)
     assert folders.refused(tmp_path / "other")
@@ -114,8 +107,8 @@ def test_in_the_default_folder_the_suite_and_sweeps_may_have_come_first(tmp_path
 def test_what_links_below_the_build_folder_lead_to_stays(current, letters, monkeypatch):
     """Links in the sources, the sites and what Sphinx keeps: deeper ones than those that are refused."""
     monkeypatch.setattr("jupyter_book.sphinx.build_sphinx", lambda *_, **__: 1)
-    links = {"sites/old": ".", "source/chapters": ".", "source/_toc.yml": "_toc.yml", "source/gone.md": "_toc.yml",
-             "doctrees/letters": ".", "sites/jupyter_execute": ".", "sites/.old.new": "."}  # fmt: skip
+    folder_links = "sites/old", "source/chapters", "doctrees/letters", "sites/jupyter_execute", "sites/.old.new"
+    links = dict.fromkeys(folder_links, ".") | dict.fromkeys(("source/_toc.yml", "source/gone.md"), "_toc.yml")
     for name, target in links.items():
         (current.build / name).parent.mkdir(parents=True, exist_ok=True)
         (current.build / name).symlink_to(letters / target)
