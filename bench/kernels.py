@@ -51,10 +51,8 @@ class Sizes(NamedTuple):
     resnet: tuple = (960, 1, 14, 1 / 4, 32)  # samples, channels, side, width, batch
 
 
-PAPERS = {
-    "sentence_steps": (5000, 500), "runs": 40, "descent_steps": (2000, 300), "mlps": (24, 2048, 512, 5120, 3072),
-    "resnet": (10_240, 1, 28, 1.0, 128),
-}  # fmt: skip
+PAPERS = {"mlps": (24, 2048, 512, 5120, 3072), "resnet": (10_240, 1, 28, 1.0, 128), "runs": 40}
+PAPERS |= {"sentence_steps": (5000, 500), "descent_steps": (2000, 300)}
 SIZES = {"cpu": Sizes(), "cuda": Sizes(**PAPERS)}
 SMALLER = """On a processor the perceptrons, the ResNet, its images, and the number of runs are smaller than the paper's
 ({0} of width {1}, {4} inputs, batches of {2}; width {resnet[3]:g}, {resnet[2]} × {resnet[2]} pixels, batches of
@@ -75,11 +73,9 @@ class Kernel(NamedTuple):
 
 def run() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    about = {
-        "device": name_of(device), "torch": torch.__version__, "cores": os.cpu_count(),
-        "threads": "one thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads",
-        "date": datetime.date.today().isoformat(), "sizes": "All sizes are the paper's.", "rates": rates(device),
-    }  # fmt: skip
+    threads = "one thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
+    about = {"device": name_of(device), "torch": torch.__version__, "cores": os.cpu_count(), "threads": threads}
+    about |= {"date": datetime.date.today().isoformat(), "sizes": "All sizes are the paper's.", "rates": rates(device)}
     if device == "cpu":
         sizes = SIZES["cpu"]
         about["sizes"] = SMALLER.format(*sizes.mlps, resnet=sizes.resnet, runs=sizes.runs)
@@ -140,11 +136,11 @@ def _sentences(device: str, sizes: Sizes) -> list[Kernel]:
             optimiser.step()
 
     kernels = []
-    for name, normalize, kind in (("h", False, "float32"), ("h*", True, "float32"),
-                                  ("h, TF32", False, "tf32"), ("h*, TF32", True, "tf32")):  # fmt: skip
-        if kind == "float32" or device == "cuda":
+    for kind in ("float32", "tf32") if device == "cuda" else ("float32",):
+        for name, normalize in (("h", False), ("h*", True)):
             jobs = functools.partial(book, normalize, kind == "tf32"), functools.partial(plain, normalize)
-            kernels.append(Kernel(f"sentence task, {name}", (jobs[0], steps), (jobs[1], plain_steps), kind=kind))
+            name = f"sentence task, {name}" + ", TF32" * (kind == "tf32")
+            kernels.append(Kernel(name, (jobs[0], steps), (jobs[1], plain_steps), kind=kind))
     return kernels
 
 
@@ -168,10 +164,8 @@ def _gradient_descent(device: str, sizes: Sizes) -> list[Kernel]:
         book = functools.partial(gradient_descent, start, y, Descent(rate, steps, decay, relu=relu))
         loop = functools.partial(_loop, lam=decay, rate=rate, relu=relu, steps=plain_steps)
         plain, batched = functools.partial(loop, first, y), functools.partial(loop, [H, *Ws], y)
-        kernels.append(Kernel(
-            name.format(runs), (book, runs * steps), (plain, plain_steps), (batched, runs * plain_steps),
-            "float64", functools.partial(loop, *least, steps=1),
-        ))  # fmt: skip
+        jobs = (book, runs * steps), (plain, plain_steps), (batched, runs * plain_steps)
+        kernels.append(Kernel(name.format(runs), *jobs, "float64", functools.partial(loop, *least, steps=1)))
     return kernels
 
 

@@ -156,9 +156,7 @@ def bootstrap(
             what = f"group {position} of shape {group.shape}"
             raise ValueError(f"{what}: (repetitions, quantities), two repetitions or more, finite, are needed")
     generator = np.random.default_rng(seed)
-    drawn = [
-        group[generator.integers(len(group), size=(resamples, len(group) - 1))].mean(axis=1) for group in groups
-    ]  # fmt: skip
+    drawn = [group[generator.integers(len(group), size=(resamples, len(group) - 1))].mean(axis=1) for group in groups]
     value = np.asarray(statistic(np.stack([group.mean(axis=0) for group in groups])))
     low, high = np.quantile(statistic(np.stack(drawn, axis=1)), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(value), float(high))

@@ -24,10 +24,9 @@ from lib.book.page import BadInput, SiteError, chapters, pages, select
 
 # The modules that make pages and judge claims load Jinja, nbformat and others, so the commands import them on demand.
 
-app = typer.Typer(
-    help="Executes the chapters of the book, builds its site, and says what is stale and which claims held.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-)  # fmt: skip
+SUMMARY = "Executes the chapters of the book, builds its site, and says what is stale and which claims held."
+QUIET = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+app = typer.Typer(help=SUMMARY, no_args_is_help=True, **QUIET)
 console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
 
 # What `make` was given, PROFILE=..., is in BOOK_PROFILE, ...
@@ -36,11 +35,11 @@ Profile = Annotated[Literal[PROFILES], typer.Option(envvar="BOOK_PROFILE", help=
 Chapter = Annotated[str, typer.Option(envvar="BOOK_CHAPTER", help="Paths or globs, commas between; else all chapters.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(envvar="BOOK_DEVICE", help="Where it is computed.")]
 Seed = Annotated[int | None, typer.Option(envvar="BOOK_SEED", min=0, max=2**62 - 1, help="Else each chapter's own.")]
-Jobs = Annotated[int | None, typer.Option(
-    envvar="BOOK_JOBS", min=1,
-    help="How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
-    f"each: by default one for each core, and at most {execute.MOST_JOBS}; with 1 a chapter has all to itself.",
-)]  # fmt: skip
+SIDE_BY_SIDE = (
+    "How many chapters are executed at the same time, with an equal share of the cores and of the memory of a GPU "
+    f"each: by default one for each core, and at most {execute.MOST_JOBS}; with 1 a chapter has all to itself."
+)
+Jobs = Annotated[int | None, typer.Option(envvar="BOOK_JOBS", min=1, help=SIDE_BY_SIDE)]
 Old = Annotated[str, typer.Option(envvar="BOOK_OLD", help="An older claims.json; else that of the last release.")]
 Force = Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")]
 FILES = 256  # that a process opens at the same time, at most
@@ -75,8 +74,14 @@ def command(name: str):
 
 
 @command("build")
-def build_site(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
-               jobs: Jobs = None, force: Force = False):  # fmt: skip
+def build_site(
+    profile: Profile = "laptop",
+    chapter: Chapter = "",
+    device: Device = "auto",
+    seed: Seed = None,
+    jobs: Jobs = None,
+    force: Force = False,
+):
     """Execute the stale chapters and publish the site."""
     from lib.book.site import publish
 
@@ -100,8 +105,14 @@ def build_site(profile: Profile = "laptop", chapter: Chapter = "", device: Devic
 
 
 @command("execute")
-def execute_chapters(profile: Profile = "laptop", chapter: Chapter = "", device: Device = "auto", seed: Seed = None,
-                     jobs: Jobs = None, force: Force = False):  # fmt: skip
+def execute_chapters(
+    profile: Profile = "laptop",
+    chapter: Chapter = "",
+    device: Device = "auto",
+    seed: Seed = None,
+    jobs: Jobs = None,
+    force: Force = False,
+):
     """Execute the stale chapters, and leave the site alone."""
     selected, parameters = _selection(profile, chapter, device, seed)
     _check_declarations(whole=not chapter)

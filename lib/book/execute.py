@@ -250,12 +250,16 @@ def _run(page: Page, parameters: dict, running: Path, unfinished: Path, progress
     reports = {"COLLAPSE_NOTES": str(running / "notes"), "COLLAPSE_UNFINISHED": str(unfinished)}
     bar = progress.add_task(f"  {page.short}", total=len(page.code) + bool(declared))
     begun: list = []  # cells
+    options = {
+        "parameters": declared,
+        "kernel_name": "python3",
+        "progress_bar": False,
+        "config": Config(BookProvisioner={"environment": reports, "stderr": str(log)}),
+        "on_cell_execute": lambda cell, **_: begun.append(cell),
+        "on_cell_executed": lambda **_: progress.advance(bar),
+    }
     try:
-        papermill.execute_notebook(
-            source, running / RESULT, parameters=declared, kernel_name="python3", progress_bar=False,
-            config=Config(BookProvisioner={"environment": reports, "stderr": str(log)}),
-            on_cell_execute=lambda cell, **_: begun.append(cell), on_cell_executed=lambda **_: progress.advance(bar),
-        )  # fmt: skip
+        papermill.execute_notebook(source, running / RESULT, **options)
         return ""
     except PapermillExecutionError as failure:
         lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(failure.traceback)).split("Cell In")[-1]

@@ -24,11 +24,10 @@ from lib.book.page import Page, parsed
 # must not cost an execution. What `pick` takes of the settings is part of the code's own hash.
 NOT_INPUTS = re.compile(r"lib\.book\b")
 
+Parts = dict[str, list[str]]  # by module, the texts of the definitions that count
 #: Packages that compute, by the name under which they are imported, and the distributions whose versions count.
-COMPUTES = {name: name for name in (
-    "torch", "torchvision", "numpy", "scipy", "networkx", "sympy", "optuna", "pandas", "lightning", "transformers",
-    "accelerate",
-)} | {"sklearn": "scikit-learn", "PIL": "pillow"}  # fmt: skip
+COMPUTING = "torch torchvision numpy scipy networkx sympy optuna pandas lightning transformers accelerate"
+COMPUTES = {name: name for name in COMPUTING.split()} | {"sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 @functools.cache
@@ -46,25 +45,23 @@ def key(page: Page, given: dict, before: dict | None = None, look: Callable | No
     """
     before, parameters = before or {"files": {}, "data": {}}, page.parameters(given)
     parts = imported_parts(page.code, page.root)
-    reached = {part for name in _imports(page, parts) for part in name.split(".")}  # lib.data.vision.torchvision, too
+    reached = {part for name in imports(page, parts) for part in name.split(".")}  # lib.data.vision.torchvision, too
     computing = {COMPUTES[name] for name in reached & COMPUTES.keys()} | {"torch", "numpy"}
     return {
-        **_hashes(page, parts, parameters.get("profile"), before["files"]),
+        **hashes(page, parameters.get("profile"), before["files"], parts),
         "parameters": parameters,
         "versions": {name: version(name) for name in sorted(computing)},
         "data": data_read(before["data"], parameters.get("dataset"), look or fingerprint),
     }
 
 
-def hashes(page: Page, profile: str | None = None, read: Iterable[str] = ()) -> dict:
+def hashes(page: Page, profile: str | None = None, read: Iterable[str] = (), parts: Parts | None = None) -> dict:
     """The part of the key that the repository decides: the code cells, what they use of lib, the files.
 
     These are the files in the folder of the page's name, and those in `read`: what an execution was seen to read.
+    parts: what :func:`imported_parts` has found, if it was asked before.
     """
-    return _hashes(page, imported_parts(page.code, page.root), profile, read)
-
-
-def _hashes(page: Page, parts: dict[str, list[str]], profile: str | None, read: Iterable[str]) -> dict:
+    parts = parts or imported_parts(page.code, page.root)
     names = {path.relative_to(page.root).as_posix() for path in page.files} | {*read}
     return {
         "code": code_hash(page.code, profile),
@@ -73,12 +70,9 @@ def _hashes(page: Page, parts: dict[str, list[str]], profile: str | None, read: 
     }
 
 
-def imports(page: Page) -> set[str]:
-    """What a chapter imports, itself or through parts of `lib`, and all parent packages."""
-    return _imports(page, imported_parts(page.code, page.root))
-
-
-def _imports(page: Page, parts: dict[str, list[str]]) -> set[str]:
+def imports(page: Page, parts: Parts | None = None) -> set[str]:
+    """What a chapter imports, itself or through parts of `lib`, and all parent packages; parts as for `hashes`."""
+    parts = parts or imported_parts(page.code, page.root)
     sources = [[cell.source for cell in page.code], *parts.values()]
     names = [name.split(".") for texts in sources for source in texts for _, name in imported(source)]
     return {".".join(name[:i]) for name in names for i in range(1, len(name) + 1)}
@@ -155,7 +149,7 @@ class _Module(NamedTuple):
     counted: set[str]
 
 
-def imported_parts(cells, root: Path = ROOT) -> dict[str, list[str]]:
+def imported_parts(cells, root: Path = ROOT) -> Parts:
     """What the cells use of `lib`, directly or through other parts of it: by module, the texts of the definitions used.
 
     A definition (of a function, a class, a name) counts if its name stands in code that counts; so do the statements of

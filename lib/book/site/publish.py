@@ -22,9 +22,6 @@ from lib.book.ledger import declarations
 from lib.book.page import Page, SiteError, pages
 from lib.book.site import assets, compose, symbols
 
-MAKE_PAGES = (
-    "(?i)sphinx|docutils|myst|jupyter_book|pydata|pybtex|jinja2|pygments|markdown|mdit|nbformat|jupytext|fonttools"
-)
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds", "recorded")
 
 
@@ -97,8 +94,7 @@ def _sync(files: dict[str, bytes]) -> str:
     A link in that folder is removed, and nothing is written or deleted where it leads.
     """
     source = folders.BUILD / "source"
-    packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
-    packages = [name for name in packages if re.match(MAKE_PAGES, name)]  # their names and versions
+    packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))  # with versions
     digest = hashlib.sha256("\n".join(packages).encode())
     for path in sorted(Path(__file__).resolve().parents[2].rglob("*.[pj][ys]")):
         digest.update(path.read_bytes())  # docstrings are on the pages about the library, and lib.book makes all pages
@@ -138,16 +134,14 @@ def _build(root: Path, files: dict[str, bytes], site: Path, strict: bool) -> lis
         shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir(parents=True)
     source, log = folders.BUILD / "source", io.StringIO()
+    configuration = {
+        "external_toc_path": str(source / "_toc.yml"),
+        "html_search_scorer": str(Path(__file__).with_name("scorer.js")),
+        "latex_individualpages": False,
+    }
+    options = {"doctreedir": doctrees, "confoverrides": configuration, "warningiserror": strict, "keep_going": True}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(log):
-        status = build_sphinx(
-            source, temporary, noconfig=True, path_config=source / "_config.yml", doctreedir=doctrees,
-            confoverrides={
-                "external_toc_path": str(source / "_toc.yml"),
-                "html_search_scorer": str(Path(__file__).with_name("scorer.js")),
-                "latex_individualpages": False,
-            },
-            warningiserror=strict, keep_going=True,
-        )  # fmt: skip
+        status = build_sphinx(source, temporary, noconfig=True, path_config=source / "_config.yml", **options)
     if isinstance(status, (KeyboardInterrupt, OSError)):
         raise status
     problems = re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()).replace(f"{source}/", "").strip()

@@ -22,9 +22,9 @@ from lib.search.best_known.initial import balanced, initial_factors, perturbed, 
 from lib.search.best_known.problem import Solution, collapse_cross_entropy, describe, file_name, ranks, simplex_decay
 from lib.theory.low_rank import decay_at
 
-__all__ = [
-    "Solution", "decay_at", "simplex_decay", "collapse_cross_entropy", "file_name", "describe", "ranks",
-    "FOLDER", "CLASSES", "LAYERS", "load", "save", "stored", "cells", "efforts",
-    "initial_factors", "perturbed", "widened", "balanced", "through",
-    "ROUNDS", "descend", "symmetric_search", "merged", "search",
-]  # fmt: skip
+__all__ = (
+    ["Solution", "decay_at", "simplex_decay", "collapse_cross_entropy", "file_name", "describe", "ranks"]
+    + ["FOLDER", "CLASSES", "LAYERS", "load", "save", "stored", "cells", "efforts"]
+    + ["initial_factors", "perturbed", "widened", "balanced", "through"]
+    + ["ROUNDS", "descend", "symmetric_search", "merged", "search"]
+)
