@@ -32,9 +32,7 @@ def smoke_book():
     environment = {**os.environ, "BOOK_BUILD": str(build), "PYTHONPATH": str(ROOT)}
     environment["COLLAPSE_DATA"] = str(build / "no data")  # the digits everywhere, whatever this machine has
     environment["LOKY_MAX_CPU_COUNT"] = "1"  # for a chapter: to start processes takes longer than such short runs
-    done = subprocess.run(
-        [sys.executable, "-m", "lib.book", "build", "--profile", "smoke", "--device", "cpu", "--jobs", "2"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "lib.book", "build", "--profile", "smoke", "--device", "cpu", "--jobs", "2"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, f"the book does not build in the smoke profile:\n{done.stdout}\n{done.stderr}"
     return SimpleNamespace(build=build, html=build / "html")

@@ -154,11 +154,9 @@ class Book:
     def start(self, *arguments, **environment):
         changed = {"BOOK_BUILD": None, "PYTHONPATH": None, "COLLAPSE_DATA": str(self.root / "data"), **environment}
         environment = {key: value for key, value in {**os.environ, **changed}.items() if value is not None}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lib.book", *arguments], cwd=self.root, env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            preexec_fn=_heed_interrupts,
-        )  # fmt: skip
+        command, said = [sys.executable, "-m", "lib.book", *arguments], {"stdout": subprocess.PIPE, "text": True}
+        said |= {"stderr": subprocess.STDOUT, "start_new_session": True, "preexec_fn": _heed_interrupts}
+        process = subprocess.Popen(command, cwd=self.root, env=environment, **said)
         self.started.append(process)
         return process
 

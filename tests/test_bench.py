@@ -8,21 +8,23 @@ import torch
 from bench import cost, kernels
 from lib.book.folders import ROOT
 
-TINY = kernels.Sizes(
-    sentences=(3, 12, 3, 4, 5, 30), sentence_steps=(4, 3), runs=3, deep=(3, 2, 4, 3, 0.01, 0.1),
-    two_layers=(2, 3, 4, 2, 0.01, 0.1), descent_steps=(2, 2), mlps=(2, 4, 4, 8, 5), resnets=(2, 12, 4, 1 / 8, 4),
-    resnet=(8, 1, 4, 1 / 16, 4),
-)  # fmt: skip
+STEPS = {"sentence_steps": (4, 3), "descent_steps": (2, 2), "runs": 3}
+MODELS = {"sentences": (3, 12, 3, 4, 5, 30), "deep": (3, 2, 4, 3, 0.01, 0.1), "two_layers": (2, 3, 4, 2, 0.01, 0.1)}
+NETWORKS = {"mlps": (2, 4, 4, 8, 5), "resnets": (2, 12, 4, 1 / 8, 4), "resnet": (8, 1, 4, 1 / 16, 4)}
+TINY = kernels.Sizes(**STEPS, **MODELS, **NETWORKS)
 
 
-@pytest.mark.parametrize(("function", "expected"), [
+OPERATIONS = [
     (lambda: torch.ones(2, 3) @ torch.ones(3, 5), 60),
     (lambda: torch.zeros(4, 2, 5).baddbmm_(torch.ones(4, 2, 3), torch.ones(4, 3, 5)), 240),
     (lambda: torch.zeros(2, 5).addmm_(torch.ones(2, 3), torch.ones(3, 5)), 60),
     (lambda: torch.conv2d(torch.ones(1, 3, 6, 6), torch.ones(7, 3, 3, 3)), 2 * 7 * 4 * 4 * 27),
     (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(5, 3).requires_grad_()).sum().backward(), 120),
     (lambda: torch.ones(2, 3).sin(), 0),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), OPERATIONS)
 def test_operations_are_those_of_products_and_convolutions(function, expected):
     assert cost.operations(function) == expected
 

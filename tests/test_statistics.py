@@ -148,9 +148,10 @@ def lines_by_hand(x, y, counts):
         stats.linregress(averages(own_x, counts), averages(own_y, counts)) for own_x, own_y in zip(x, y, strict=True)
     ]
     middles = [np.mean([averages(x[0], counts), averages(own, counts)]) for own in x]
-    heights = [(line.intercept + line.slope * m, fits[0].intercept + fits[0].slope * m)
-               for line, m in zip(fits, middles, strict=True)]  # fmt: skip
-    return [line.slope for line in fits], [own / first for own, first in heights]
+    heights = []
+    for line, m in zip(fits, middles, strict=True):
+        heights.append((line.intercept + line.slope * m) / (fits[0].intercept + fits[0].slope * m))
+    return [line.slope for line in fits], heights
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -14,7 +14,6 @@ import tomllib
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from lib.book.folders import ROOT
@@ -79,17 +78,12 @@ def test_the_constraints_pin_everything_that_the_pinned_packages_bring_along():
     assert sorted(reached - made_for_cuda - constraints.keys()) == [], "`make constraints` renews the file"
 
 
-def test_what_is_pinned_runs_on_every_python_that_the_readme_names():
-    """As far as what is installed says; `.ci/run` asks the package index for all of it."""
+def test_the_readme_and_the_package_name_the_same_pythons():
+    """`.ci/run` asks the package index whether all that is pinned runs on them."""
     known = re.search(r"Python 3\.(\d+) to 3\.(\d+)", (ROOT / "README.md").read_text("utf8")).groups()
     versions = [f"3.{minor}" for minor in range(int(known[0]), int(known[1]) + 1)]
     listed = [name.rpartition(" ")[2] for name in PROJECT["project"]["classifiers"] if ":: Python :: 3." in name]
     assert versions == listed and PROJECT["project"]["requires-python"] == f">={versions[0]}"
-    pins = pinned("constraints.txt")
-    there = {name_of(Requirement(one.name)): one.metadata for one in importlib.metadata.distributions()}
-    asked = {name: SpecifierSet(there[name].get("Requires-Python", "")) for name in pins.keys() & there.keys()}
-    assert len(asked) > 100
-    assert [name for name, wanted in asked.items() if not all(f"{one}.0" in wanted for one in versions)] == []
 
 
 @pytest.mark.parametrize("wanted", RANGES, ids=str)

@@ -13,11 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 #: Operations that read numbers back from a card, or copy them to it from memory that is not pinned.
-WAITS = {
-    aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default, aten.lift_fresh.default,
-    aten.masked_select.default, aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default,
-    aten.bincount.default, aten.repeat_interleave.Tensor,
-}  # fmt: skip
+WAITING = "_local_scalar_dense nonzero equal lift_fresh masked_select _unique2 unique_dim unique_consecutive bincount"
+WAITS = {getattr(aten, name).default for name in WAITING.split()} | {aten.repeat_interleave.Tensor}
 
 
 class Waits(TorchDispatchMode):

@@ -30,13 +30,11 @@ def row(name, verdict="reproduced", **measured):
 def test_verdicts_values_and_claims_that_changed_have_a_line_and_what_is_the_same_has_none(diff):
     old = [row("same", a=[1.0, 2], b="x", c=True), row("gone"), row("judged", a=1), row("moved", a=[1, 2.0], b=2)]
     new = [row("same", a=[1 + 9e-7, 2], b="x", c=True), row("judged", "not run"), row("moved", a=[1, 2.1], b=2.0)]
-    assert diff(old, [*new, row("new")]) == [
-        "removed: gone (reproduced)",
-        "judged: reproduced -> not run", "    a: 1 -> null",
-        "moved: reproduced", "    a: [1, 2.0] -> [1, 2.1]",
-        "added: new (reproduced)",
-        "2 of 4 claims changed, 1 added, 1 removed",
-    ]  # fmt: skip
+    removed, *changed, added, counts = diff(old, [*new, row("new")])
+    assert (removed, added) == ("removed: gone (reproduced)", "added: new (reproduced)")
+    assert changed[:2] == ["judged: reproduced -> not run", "    a: 1 -> null"]
+    assert changed[2:] == ["moved: reproduced", "    a: [1, 2.0] -> [1, 2.1]"]
+    assert counts == "2 of 4 claims changed, 1 added, 1 removed"
     assert diff([row("a", x=True)], [row("a", x=1)])[1] == "    x: true -> 1"
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from lib.book import page as chapters
 
-ANSWERS = [(page.name, name) for page in chapters.chapters()
-           for name in re.findall(r'answers\.answering\(\s*"([\w-]+)"', page.text)]  # fmt: skip
+CALL = re.compile(r'answers\.answering\(\s*"([\w-]+)"')
+ANSWERS = [(page.name, name) for page in chapters.chapters() for name in CALL.findall(page.text)]
 KEYS = {"range": "ArrowRight", "select-one": "ArrowDown", "checkbox": " "}
 
 

@@ -34,15 +34,8 @@ def lab(tmp_path):
     if not all(map(importlib.util.find_spec, ("jupyterlab", "jupyterlab_myst"))):
         pytest.skip("JupyterLab and jupyterlab-myst are not installed (make .venv/.ready-lab)")
     (tmp_path / CHAPTER).parent.mkdir(parents=True)
-    files = (
-        "Makefile",
-        "requirements.txt",
-        "constraints.txt",
-        "requirements-lab.txt",
-        "chapters/jupytext.toml",
-        CHAPTER,
-    )
-    for name in files:
+    files = ["Makefile", "requirements.txt", "constraints.txt", "requirements-lab.txt", "chapters/jupytext.toml"]
+    for name in (*files, CHAPTER):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "lib").symlink_to(ROOT / "lib")
     (tmp_path / ".venv").symlink_to(sys.prefix)
@@ -51,10 +44,9 @@ def lab(tmp_path):
     options = "--no-browser --allow-root --ip=127.0.0.1 --port=0 --expose-app-in-browser"
     log = tmp_path / "log"
     with open(log, "w") as file:
-        server = subprocess.Popen(
-            ["make", "--old-file=.venv/.ready-lab", "lab", "VENV=.venv", f"LAB={options}"],
-            cwd=tmp_path, env=environment, stdout=file, stderr=file, start_new_session=True,
-        )  # fmt: skip
+        command = ["make", "--old-file=.venv/.ready-lab", "lab", "VENV=.venv", f"LAB={options}"]
+        where = {"cwd": tmp_path, "env": environment, "stdout": file, "stderr": file}
+        server = subprocess.Popen(command, **where, start_new_session=True)
     try:
         address = re.compile(r"http://127\.0\.0\.1:\d+/lab\?token=\w+")
         found = wait_for(lambda: address.search(log.read_text()), "JupyterLab to begin", 120)

@@ -50,8 +50,8 @@ def test_all_pages_are_bookmarks_in_their_order(printed, listed):
 
 
 def test_the_contents_name_the_sheet_on_which_a_page_begins(printed, listed):
-    begins = {name.removeprefix("/"): printed.get_destination_page_number(place) + 1
-              for name, place in printed.named_destinations.items()}  # fmt: skip
+    places, sheet = printed.named_destinations.items(), printed.get_destination_page_number
+    begins = {name.removeprefix("/"): sheet(place) + 1 for name, place in places}
     contents = "\n".join(printed.pages[number].extract_text() for number in range(1, begins[PAGES[0]] - 1))
     for page in listed[1]:
         assert page.title in contents

