@@ -22,6 +22,9 @@ from lib.book.ledger import declarations
 from lib.book.page import Page, SiteError, pages
 from lib.book.site import assets, compose, symbols
 
+MAKE_PAGES = (
+    "(?i)sphinx|docutils|myst|jupyter_book|pydata|pybtex|jinja2|pygments|markdown|mdit|nbformat|jupytext|fonttools"
+)
 FIELDS = ("id", "verdict", "measured", "expected", "chapter", "profile", "device", "dataset", "seconds", "recorded")
 
 
@@ -94,7 +97,8 @@ def _sync(files: dict[str, bytes]) -> str:
     A link in that folder is removed, and nothing is written or deleted where it leads.
     """
     source = folders.BUILD / "source"
-    packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))  # with versions
+    packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
+    packages = [name for name in packages if re.match(MAKE_PAGES, name)]  # their names and versions
     digest = hashlib.sha256("\n".join(packages).encode())
     for path in sorted(Path(__file__).resolve().parents[2].rglob("*.[pj][ys]")):
         digest.update(path.read_bytes())  # docstrings are on the pages about the library, and lib.book makes all pages
