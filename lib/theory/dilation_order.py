@@ -7,17 +7,17 @@ Here it is shown for :math:`s \le 16`, by bounds on boxes. With
 
 .. math::
     \delta = \int_x^1 \sigma'(sv)\,dv, \quad \psi = \frac{\delta}{1 - 2k}, \quad
-    N = 2\psi\frac{1 - kx}{1 + x}, \quad \kappa = k\psi, \quad \hat\theta = \tfrac12\Big(1 + \frac{s}{\sinh s}\Big)
+    \beta = 2\psi\frac{1 - kx}{1 + x}, \quad \kappa = k\psi, \quad \tau = \tfrac12\Big(1 + \frac{s}{\sinh s}\Big)
 
-(all of the chapter's :math:`\psi, N, \kappa` are divided by :math:`s`), the inequality says that the *excess*
+(all of the chapter's :math:`\psi, \beta, \kappa, T` are divided by :math:`s`), the inequality says that the *excess*
 
 .. math::
     \frac{1 + k}{1 - kx}\bigg(\frac12 + \frac{\sigma'(sx)\frac{1 - x}2 + \sigma'(s)}{\psi\frac{1 + 2k + 2k^2}{1 + k} +
-    \sigma'(sx)\frac{k^2(1 + x)}{(1 + k)^2}}\bigg) - 1 - \frac{T}{\max(N, T/\hat\theta + \kappa)}
+    \sigma'(sx)\frac{k^2(1 + x)}{(1 + k)^2}}\bigg) - 1 - \frac{T}{\max(\beta, T/\tau + \kappa)}
 
-is positive wherever :math:`x(1 + 2k) \le 1`, :math:`N - \kappa \le \frac14` and :math:`s\kappa \le \frac12\sigma(-s)`.
-One may take :math:`T = \max\big(\frac{4 - V^2}{(4 + V^2)^2}, \frac{2V^3}{s(4 + V^2)^2} + \sigma'(s)\big)` with any
-:math:`V \in [0, 2]`.
+is positive wherever :math:`x(1 + 2k) \le 1`, :math:`\beta - \kappa \le \frac14` and
+:math:`s\kappa \le \frac12\sigma(-s)`. One may take :math:`T = \max\big(\frac{4 - V^2}{(4 + V^2)^2},
+\frac{2V^3}{s(4 + V^2)^2} + \sigma'(s)\big)` with any :math:`V \in [0, 2]`.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ def excess(low: Array, high: Array) -> Array:
         delta, psi_top = _delta(s_top, x_top), _delta(s, x) / (1 - 2 * k_top)
     psi = delta / (1 - 2 * k)
     kappa = k * psi
-    N = 2 * psi * (1 - k * x_top) / (1 + x_top)
-    N_less_kappa = psi * (2 - k - 3 * k * x_top) / (1 + x_top)
+    beta = 2 * psi * (1 - k * x_top) / (1 + x_top)
+    beta_less_kappa = psi * (2 - k - 3 * k * x_top) / (1 + x_top)
     void = (
         (x * (1 + 2 * k) > 1 + _SAFE)
-        | (N_less_kappa > 0.25 * (1 + _SAFE))
+        | (beta_less_kappa > 0.25 * (1 + _SAFE))
         | (2 * s * kappa * (1 + np.exp(s)) > 1 + _SAFE)
     )
 
@@ -120,8 +120,8 @@ def excess(low: Array, high: Array) -> Array:
     share = 20 / np.maximum(40 + ((s + s_top) / 2) ** 2, 10 * s_top)
     V = share * s
     T = np.maximum((4 - V**2) / (4 + V**2) ** 2, 2 * share**3 * s_top**2 / (4 + V**2) ** 2 + _slope(s))
-    theta = (1 + _quotient(s, np.sinh(s))) / 2
-    return np.where(void, np.inf, growth - 1 - T / np.maximum(N, T / theta + kappa))
+    tau = (1 + _quotient(s, np.sinh(s))) / 2
+    return np.where(void, np.inf, growth - 1 - T / np.maximum(beta, T / tau + kappa))
 
 
 def _slope(t: Array) -> Array:

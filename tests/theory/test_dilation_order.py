@@ -47,8 +47,8 @@ def largest_pull(s, N, kappa):
 def test_no_point_of_the_model_lies_below_the_bound_of_its_box():
     """At points, (s d/ds - (y/2) d/dy) log m by central differences, less 2 and the largest pull of a distribution."""
     rng = np.random.default_rng(0)
-    low = rng.uniform([[0.1], [0.0], [0.0]], [[14.0], [0.49], [0.98]], (3, 20_000))
-    low[0, :10_000] /= 7
+    low = rng.uniform([[0.1], [0.0], [0.0]], [[14.0], [0.49], [0.98]], (3, 8_000))
+    low[0, :4_000] /= 7
     high = low + 10 ** rng.uniform(-5, -2, low.shape)
     point = rng.uniform(low, high)
     s, k, x = point
@@ -57,7 +57,7 @@ def test_no_point_of_the_model_lies_below_the_bound_of_its_box():
     y = (1 + x) * np.sqrt((1 + (1 + 2 * k) ** 2) / 8) / (1 + k)
     admissible = (x * (1 + 2 * k) < 0.999) & (N - kappa < s / 4) & (kappa < 0.499 * expit(-s))
     bound, at_point = order.excess(low, high), order.excess(point, point)
-    assert (bound < np.inf)[admissible].all() and admissible.sum() > 1000
+    assert (bound < np.inf)[admissible].all() and admissible.sum() > 300
     s, kappa, N, y, bound, at_point = (values[admissible] for values in (s, kappa, N, y, bound, at_point))
     h = 1e-4
     in_s = (log_multiplier(s * (1 + h), kappa, y) - log_multiplier(s * (1 - h), kappa, y)) / (2 * h)
