@@ -25,7 +25,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -183,8 +183,16 @@ def _download(name: str) -> None:
 def read(name: str) -> Raw:
     """A set of the book, its files verified before anything in them is interpreted.
 
+    A process reads files again only when they have changed, or after other sets: leave the arrays as they are.
     FileNotFoundError says what is absent and how to get it; ValueError names a file that is damaged or incomplete.
     """
+    paths = [] if absent(name) else _paths(name)
+    return _read(name, tuple((path, path.stat().st_mtime_ns) for path in paths))
+
+
+@lru_cache(maxsize=2)  # a set of colour images takes hundreds of megabytes
+def _read(name: str, files: tuple[tuple[Path, int], ...]) -> Raw:
+    """The set from these files, last changed at these times."""
     _verify(name)
     folder = data_folder()
     if name == "digits":

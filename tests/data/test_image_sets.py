@@ -5,6 +5,7 @@ The files are made here, small, in the formats of the originals; checksums and a
 
 import hashlib
 import json
+import os
 import pickle
 import struct
 import urllib.error
@@ -351,6 +352,19 @@ def test_a_damaged_file_is_reported_with_both_checksums_before_it_is_opened(data
         for call in (load, fetch):
             with pytest.raises(ValueError, match=f"{path} is damaged: .* {md5(path)} .* {expected}; delete"):
                 call(name)
+
+
+def test_files_are_read_again_only_once_they_have_changed(data, mnist, monkeypatch):
+    first = load("mnist")
+    with monkeypatch.context() as patch:
+        patch.setattr(torchvision.datasets.utils, "calculate_md5", None)  # reading would fail
+        assert load("mnist", at_most=(2, 1)).x.shape == (20, 1, 28, 28)
+        torch.testing.assert_close(load("mnist").x, first.x, atol=0, rtol=0)
+    path = data / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ValueError, match=f"{path} is damaged"):
+        load("mnist")
 
 
 def test_the_build_is_told_which_files_are_used_by_name_and_content_not_by_place(tmp_path, mnist, data, monkeypatch):
