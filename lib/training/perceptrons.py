@@ -177,7 +177,7 @@ def train_perceptrons(
         with rounding_to_tf32():
             ensemble.epoch(order.to(x.device), rate)
         parts = [*ensemble.models.matrices, ensemble.vectors]
-        finite = torch.stack([part.isfinite().flatten(1).all(1) for part in parts]).all(0)
+        finite = torch.stack([part.flatten(1).sum(1) for part in parts]).isfinite().all(0)  # one pass over the weights
         if not finite.all():
             run = int((~finite).nonzero()[0])
             raise FloatingPointError(f"epoch {epoch}, run {run}: learning_rate = {rate} may be too large")
