@@ -39,6 +39,8 @@ from lib.data.image_files import DOWNLOADABLE, NAMES, TITLES
 
 #: What "auto" prefers to the digits, see :func:`resolve`.
 STAND_INS = {"cifar10": "cifar10-jpeg75"}
+#: Sets of which a reduced profile takes a part; it takes the digits, and the reader's own, whole.
+LARGE = tuple(name for name in NAMES if name != "digits")
 
 _TRAIN, _TEST = 0, 1  # one seed, independent streams for both halves and every class
 
@@ -121,15 +123,17 @@ def load(
     *,
     classes: Sequence[str | int] | None = None,
     at_most: tuple[int | None, int | None] = (None, None),
+    whole: bool = False,
     pooled: int = 1,
     seed: int = 0,
 ) -> ImageSet:
     """The image set of that name, or the reader's own from a path, on the CPU.
 
     `classes`: names or labels of at least two classes, all by default; they become 0 ... K-1 in this order. `at_most`:
-    how many training and test images of each class at most, drawn as by :meth:`ImageSet.subset`; None takes all. Images
-    that are not chosen are not decoded. `pooled` is the side for :meth:`ImageSet.pooled`. A folder of the reader's that
-    has the name of a set of the book, say `mnist`, is called `folder mnist`.
+    how many training and test images of each class at most, drawn as by :meth:`ImageSet.subset`; None takes all. With
+    `whole=True` only the sets of `LARGE` are cut; small ones and the reader's own are taken whole. Images that are not
+    chosen are not decoded. `pooled` is the side for :meth:`ImageSet.pooled`. A folder of the reader's that has the name
+    of a set of the book, say `mnist`, is called `folder mnist`.
 
     Raises ValueError for an unknown name, a damaged file (with both checksums), an unknown class or fewer than two, an
     empty class or images of several sizes; FileNotFoundError for an absent set.
@@ -148,6 +152,8 @@ def load(
             name = f"folder {name}"
     image_files.note_files(name, source, raw)
     labels = _labels(classes, raw.classes)
+    if whole and name not in LARGE:
+        at_most = (None, None)
     train, y = _drawn(raw.y, labels, at_most[0], seed, _TRAIN)
     test, y_test = _drawn(raw.y_test, labels, at_most[1], seed, _TEST)
     x, x_test = raw.x[train.numpy()], raw.x_test[test.numpy()]

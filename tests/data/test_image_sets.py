@@ -303,11 +303,13 @@ def test_an_impossible_subset_is_refused(numbered, name, value):
         load(numbered([0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]), **{name: value})
 
 
-def test_at_most_so_many_are_as_many_as_the_smallest_class_has(tmp_path):
+def test_at_most_so_many_are_as_many_as_the_smallest_class_has_and_small_sets_may_stay_whole(tmp_path, mnist):
     own = write_folder(tmp_path / "own", {"train/a": 3, "train/b": 5, "test/a": 3, "test/b": 5})
     for at_most, sizes in (((2, 1), (4, 2)), ((9, 4), (6, 6)), ((None, 1), (8, 2))):
         found = load(own, at_most=at_most)
         assert (len(found.x), len(found.x_test)) == sizes
+    assert len(load(own, at_most=(2, 2), whole=True).x) == 8
+    assert len(load("mnist", at_most=(2, 1), whole=True).x) == 20, "which is no small set"
 
 
 def test_large_images_are_averaged_over_squares_and_small_ones_stay_as_they_are(mnist):
