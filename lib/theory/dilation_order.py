@@ -1,7 +1,7 @@
 r"""Which of two losses dilates more, for every distribution at once: the inequality that the order rests on.
 
-The proof that cross-entropy dilates more than label smoothing for :math:`\sqrt{2\eta}D^{CE} \le C_{MD}`, if both losses
-see one distribution of one shape (*What it costs to memorise a wrong label*), ends in an inequality in three numbers,
+The proof that cross-entropy dilates more than label smoothing for :math:`\sqrt{2\eta}D^{CE} \le C_{MD}`, if the cloud
+affects both losses alike (*What it costs to memorise a wrong label*), ends in an inequality in three numbers,
 the margin :math:`s`, :math:`k \in [0, \frac12]` and :math:`x \in [0, 1]`. The chapter shows it for :math:`s \ge 16`.
 Here it is shown for :math:`s \le 16`, by bounds on boxes. With
 
@@ -88,9 +88,11 @@ def _halves(low: Array, high: Array) -> tuple[Array, Array]:
 def excess(low: Array, high: Array) -> Array:
     r"""A lower bound of the excess on boxes with the corners `low` and `high`, both `(3, n)` in (s, k, x): `(n,)`.
 
-    Each factor is monotone in s, k and x, and is taken at the corner where it is worst. It is a sum, product or
-    quotient of positive numbers, so float64 is good to a relative 1e-13. A box with no admissible point gets infinity.
-    For `low` equal to `high` this is the excess at a point, with one choice of V. There is no check of the region.
+    Each factor is monotone in s, k and x, and is taken at the corner where it is worst. For T this holds of its parts,
+    if V over s is fixed on the box. Differences of corners are exact where these are dyadic, as in :func:`cover`, and
+    the rest are sums, products and quotients of positive numbers, so that float64 is good to 1e-13. A box with no
+    admissible point gets infinity. For `low` equal to `high` this is the excess at a point, with one choice of V. There
+    is no check of the region.
 
     >>> point = np.array([[1.3], [0.2], [0.5]])
     >>> around = excess(point - 0.01, point + 0.01)
