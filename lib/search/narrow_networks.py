@@ -47,7 +47,9 @@ def _centred(m: int, columns: int) -> Tensor:
 def fit_narrow(
     x: Tensor, y: Tensor, n_w: int, d: int, lam: float, normalize: bool, seed: int, tolerance: float, narrow: int
 ) -> Fit:
-    r"""The minimiser of the empirical risk at width d, as :func:`fit_sentences`, searched at the width `narrow`.
+    r"""The minimiser of the empirical risk at width d, searched at the width `narrow`.
+
+    What it is says :func:`~lib.search.sentence_minimisers.fit_sentences`.
 
     More than 20,000 sentences are first fitted roughly by every fifth of them. `h` is returned as narrow as it was
     found: the risk depends on :math:`W U_\ell^T` alone, so a minimiser over all widths of rank up to `narrow` is found
