@@ -49,7 +49,7 @@ def fit_narrow(
 ) -> Fit:
     r"""The minimiser of the empirical risk at width d, searched at the width `narrow`.
 
-    What it is says :func:`~lib.search.sentence_minimisers.fit_sentences`.
+    Risk and arguments are those of :func:`~lib.search.sentence_minimisers.fit_sentences`.
 
     More than 20,000 sentences are first fitted roughly by every fifth of them. `h` is returned as narrow as it was
     found: the risk depends on :math:`W U_\ell^T` alone, so a minimiser over all widths of rank up to `narrow` is found
