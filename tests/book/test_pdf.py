@@ -1,5 +1,10 @@
 """The book on paper: one file with all pages, of which nothing is cut off."""
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 import yaml
 
@@ -88,15 +93,20 @@ def test_what_is_wider_than_the_page_is_found_and_a_formula_made_smaller(tab):
     assert [found[:2] for found in tab.evaluate("fit")] == ["<p"]
 
 
-def test_without_a_site_or_a_browser_it_says_what_is_missing(chromium, smoke_book, tmp_path, monkeypatch):
+def test_without_a_site_or_a_browser_it_says_what_is_missing(smoke_book, tmp_path, monkeypatch):
     with pytest.raises(chapters.BadInput, match="`make book` builds the site"):
         pdf.write(tmp_path, tmp_path / pdf.NAME)
-    with monkeypatch.context() as patch, pytest.raises(chapters.BadInput, match="does not start: .*/nowhere"):
-        patch.setenv("TMPDIR", "/nowhere")
-        pdf.write(smoke_book.html, tmp_path / pdf.NAME)
     monkeypatch.setattr(pdf, "BROWSERS", ("no-such-browser",))
     with pytest.raises(chapters.BadInput, match="none of these is on the PATH: no-such-browser"):
         pdf.write(smoke_book.html, tmp_path / pdf.NAME)
+
+
+def test_a_browser_that_does_not_start_is_named_in_one_line(chromium, smoke_book):
+    environment = os.environ | {"TMPDIR": "/nowhere", "BOOK_BUILD": str(smoke_book.build)}
+    command = [sys.executable, "-m", "lib.book", "pdf"]  # a process of its own, as this one has a browser already
+    done = subprocess.run(command, cwd=folders.ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: \S+ does not start: .*/nowhere.*", "".join(done.stdout.splitlines()))
 
 
 def test_the_site_offers_the_file_once_it_is_there(tmp_path, monkeypatch):
