@@ -96,3 +96,13 @@ def test_the_book_its_package_and_its_list_of_changes_are_of_one_version():
     newest = re.search(r"^## ([\d.]+) \(([\d-]+)\)$", (ROOT / "CHANGELOG.md").read_text("utf8"), re.MULTILINE)
     assert [book["version"], str(book["date-released"])] == [*newest.groups()]
     assert book["version"] == PROJECT["project"]["version"]
+
+
+def test_every_file_that_names_an_address_names_that_of_the_configuration():
+    """Two files cannot read `_config.yml`: whoever fills in an address there is reminded of them."""
+    configuration = yaml.safe_load((ROOT / "_config.yml").read_text("utf8"))
+    site, repository = configuration["html"]["baseurl"], configuration["repository"]["url"]
+    book = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf8"))
+    assert (book.get("url", ""), book.get("repository-code", "")) == (site, repository)
+    links = PROJECT["project"].get("urls", {})
+    assert (links.get("Homepage", ""), links.get("Repository", "")) == (site, repository)
