@@ -122,8 +122,7 @@ def _resolver(app, page: str):
         if found is None:  # an exercise
             number = app.env.toc_fignumbers.get(page, {}).get("exercise", {}).get(target)
             return (f"Exercise {'.'.join(map(str, number))}" if number else shown or target), None
-        return found.astext(), next(
-            (part["refuri"] for part in found.findall(nodes.reference) if "refuri" in part), None
-        )
+        leads = (part["refuri"] for part in found.findall(nodes.reference) if "refuri" in part)
+        return found.astext(), next(leads, None)
 
     return resolve
