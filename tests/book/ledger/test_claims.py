@@ -76,6 +76,12 @@ def test_the_ledger_refuses_what_it_cannot_judge(files, shown):
         ledger.skip("fc-one", reason="enough")
 
 
+@pytest.mark.parametrize("wrong", [{"paper": "feature-colapse"}, {"profile": "lptop"}])
+def test_an_unknown_paper_or_profile_is_named(files, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        claims.Ledger(**{"paper": "feature-collapse", **wrong})
+
+
 def test_a_record_is_judged_by_the_declaration_of_now(files):
     old = record()
     assert claims.judge(old)["verdict"] == "reproduced"
