@@ -182,7 +182,7 @@ def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> 
     "auto" is the set `wanted` by the chapter if all its files are in the data folder, else its stand-in (for
     `cifar10` this is `cifar10-jpeg75`) if that is there, else `digits`. Only the presence of files is checked. With
     `download=True`, "auto" first fetches the wanted set if it is absent; if that fails, one line says so, and the
-    process does not try it again.
+    process does not try it again for this data folder.
 
     Raises ValueError for an unknown name and a path at which there is nothing.
     """
@@ -191,13 +191,14 @@ def resolve(dataset: str | os.PathLike, wanted: str, download: bool = False) -> 
         _must_exist(dataset)
         return dataset
     if download and wanted in DOWNLOADABLE and image_files.absent(wanted):
-        _fetch_once(wanted)
+        _fetch_once(wanted, image_files.data_folder())
     candidates = (wanted, STAND_INS.get(wanted, "digits"), "digits")
     return next(name for name in candidates if not image_files.absent(name))
 
 
 @cache
-def _fetch_once(name: str) -> None:
+def _fetch_once(name: str, folder: Path) -> None:
+    """Fetch a set into the data folder, which is `folder`: for another one it is tried again."""
     try:
         image_files.fetch(name)
     except (OSError, ValueError) as error:  # a read-only folder, a server that sends other files
