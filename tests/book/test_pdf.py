@@ -101,12 +101,15 @@ def test_without_a_site_or_a_browser_it_says_what_is_missing(smoke_book, tmp_pat
         pdf.write(smoke_book.html, tmp_path / pdf.NAME)
 
 
-def test_a_browser_that_does_not_start_is_named_in_one_line(chromium, smoke_book):
-    environment = os.environ | {"TMPDIR": "/nowhere", "BOOK_BUILD": str(smoke_book.build)}
+def test_a_browser_that_does_not_start_is_named_in_one_line(smoke_book, tmp_path):
+    broken = tmp_path / pdf.BROWSERS[0]
+    broken.write_text("#!/bin/sh\necho this machine lacks a library >&2\nexit 1\n")
+    broken.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BOOK_BUILD": str(smoke_book.build)}
     command = [sys.executable, "-m", "lib.book", "pdf"]  # a process of its own, as this one has a browser already
     done = subprocess.run(command, cwd=folders.ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert re.fullmatch(r"error: \S+ does not start: .*/nowhere.*", "".join(done.stdout.splitlines()))
+    assert re.fullmatch(rf"error: {re.escape(str(broken))} does not start: .+", "".join(done.stdout.splitlines()))
 
 
 def test_the_site_offers_the_file_once_it_is_there(tmp_path, monkeypatch):
