@@ -83,13 +83,14 @@ def build_site(
     force: Force = False,
 ):
     """Execute the stale chapters and publish the site."""
+    from lib.book import records
     from lib.book.site import publish
 
     started = time.monotonic()
     selected, parameters = _selection(profile, chapter, device, seed)
     _check_declarations(whole=not chapter)
     with execute.lock(console.print):
-        status = _report(execute.execute(selected, parameters, jobs, console, force))
+        status = _report(execute.execute(selected, parameters, jobs, console, force, records.seconds()))
         if status:
             console.print("the published site is as it was")
             return status
@@ -114,10 +115,12 @@ def execute_chapters(
     force: Force = False,
 ):
     """Execute the stale chapters, and leave the site alone."""
+    from lib.book import records
+
     selected, parameters = _selection(profile, chapter, device, seed)
     _check_declarations(whole=not chapter)
     with execute.lock(console.print):
-        return _report(execute.execute(selected, parameters, jobs, console, force))
+        return _report(execute.execute(selected, parameters, jobs, console, force, records.seconds()))
 
 
 @command("publish")

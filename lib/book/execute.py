@@ -148,11 +148,17 @@ def _set_environment(root: Path, jobs: int) -> None:
 
 
 def execute(
-    selected: list[Page], parameters: dict, jobs: int | None, console: Console, force: bool = False
+    selected: list[Page],
+    parameters: dict,
+    jobs: int | None,
+    console: Console,
+    force: bool = False,
+    recorded: dict[str, float] | None = None,
 ) -> list[Outcome]:
     """Execute those selected chapters that are stale, at most `jobs` at a time; the longest begin first.
 
     jobs: None for one per core, and at most `MOST_JOBS`.
+    recorded: {chapter: seconds} of the records, which tell the longest where a chapter was never executed.
 
     A failing chapter leaves its partial notebook in `failed/` and stops no other. After a KeyboardInterrupt finished
     chapters stay, and kernels end with this process.
@@ -160,7 +166,8 @@ def execute(
     if parameters.get("profile") == "paper":
         _download(selected)  # first, since which sets there are decides what is stale
     todo = selected if force else stale(selected, parameters)
-    todo = sorted(todo, key=lambda page: -noted(page).get("seconds", math.inf))  # what is unknown may be the longest
+    seconds = {page: noted(page).get("seconds") or (recorded or {}).get(page.short, math.inf) for page in todo}
+    todo = sorted(todo, key=lambda page: -seconds[page])  # what is unknown may be the longest
     on_auto = parameters.get("device") == "auto" and any("device" in page.declared for page in todo)
     if on_auto and (why := devices.missing()):
         console.print(f"device auto: the CPU, because {why}")

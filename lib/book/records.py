@@ -157,6 +157,11 @@ def load(root: Path = ROOT) -> list[dict]:
     return records
 
 
+def seconds(root: Path = ROOT) -> dict[str, float]:
+    """How long the recorded chapters took, {chapter: seconds}."""
+    return {record["chapter"]: record["seconds"] for record in load(root)}
+
+
 def _load(path: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf8"))

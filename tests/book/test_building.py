@@ -148,6 +148,17 @@ def test_two_chapters_run_at_the_same_time_and_share_what_there_is_and_the_large
         assert real.printed(name).split() == [str(max(1, execute.cores() // 2)), "0.475", *begun]
 
 
+def test_chapters_that_were_never_executed_begin_with_the_one_whose_record_took_longest(real):
+    real.write("chapters/claims.yml", "claims: []\n")
+    for name, seconds in (("one", 1), ("two", 9)):
+        real.chapter(name, "pass")
+        real.write(
+            f"recorded/part/{name}.json", json.dumps({"chapter": f"part/{name}", "seconds": seconds, "claims": []})
+        )
+    said = real.run("execute", "--jobs", "1")
+    assert said.index("part/two: executed") < said.index("part/one: executed")
+
+
 def test_a_chapter_alone_has_all_cores_and_all_memory(built_once):
     assert built_once.printed("two").split() == ["None", "None"]
 
