@@ -13,7 +13,7 @@ from torch import Tensor, backends
 from . import _checks as checks
 from . import formulas
 
-FEWEST, ROWS = 128, 512  # features that are multiplied at a time
+FEWEST, ROWS = 128, 1024  # features that are multiplied at a time
 BLOCKS = 8  # of columns of the scatter matrix, which is computed only on and below the diagonal
 NARROWEST = 128  # columns of a block
 #: Sums of squares in float32 are useful between these bounds; elsewhere the slower product in float64 is worth it.
@@ -57,8 +57,8 @@ class ClassStatistics:
     new centre, and single samples that are far from theirs are multiplied in float64. So a spread far below the
     distance from the origin is not lost, nor does the order of the batches matter beyond rounding. What float32
     features do lose are variances less than about :math:`10^{-7}` of the largest one. Features wait in a buffer until
-    there are 512 of them, down to 128 for many classes of few dimensions: a matrix product handles many as fast as few,
-    and is not rounded to TF32 or bfloat16, whatever PyTorch is set to.
+    there are 1024 of them, down to 128 for many classes of few dimensions, because a matrix product handles many as
+    fast as few. It is not rounded to TF32 or bfloat16, whatever PyTorch is set to.
 
     Memory: little more than half of `d*d` float64 numbers (all of it up to d = 128), another 1.5 `K*d`, or 2.5 with
     `chance`, and the buffer.

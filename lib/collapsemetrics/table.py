@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from html import escape
 from math import isfinite
 from pathlib import Path
@@ -122,32 +120,19 @@ class Measures(_Table, list):
         return pd.DataFrame(list(self))
 
     def save(self, path: str | Path) -> None:
-        """Write the rows to a `.csv` file, or all but the class means to a `.json` file; ValueError for other files.
+        """Write all but the class means to a `.json` file.
 
         A number that is not finite becomes the word nan, inf or -inf, which every reader of JSON accepts.
         """
-        path = Path(path)
-        one_of((".csv", ".json"), suffix=path.suffix)
-        if path.suffix == ".csv":
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, dict.fromkeys(name for row in self for name in row))
-                writer.writeheader()
-                writer.writerows(self)
-            return
         rows = [{name: _written(value) for name, value in row.items()} for row in self]
         content = {"K": self.K, "head": self.head, "centre": self.centre, "notes": self.notes, "rows": rows}
-        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Measures:
-        """What :meth:`save` wrote, without `statistics`; ValueError for a file of another kind."""
-        path = Path(path)
-        one_of((".csv", ".json"), suffix=path.suffix)
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as file:
-                return cls({name: _read(name, value) for name, value in row.items()} for row in csv.DictReader(file))
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = ({name: _read(name, value) for name, value in row.items()} for row in content["rows"])
+        """What :meth:`save` wrote, without `statistics`; ValueError for a file that is no JSON."""
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = ({name: _read(value) for name, value in row.items()} for row in content["rows"])
         found = cls(rows, content["K"], content["head"], content["centre"])
         found.notes = content["notes"]
         return found
@@ -228,16 +213,8 @@ def _written(value):
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-def _read(name: str, value):
-    """A value as it was before it was written."""
-    if name == "layer" or not isinstance(value, str):
-        return value
-    if value in ("", "True", "False"):
-        return {"": None, "True": True, "False": False}[value]
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(value)
-    return value  # a reader's own column of words
+def _read(value):
+    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 def _cell(value) -> str:

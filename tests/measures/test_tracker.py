@@ -144,11 +144,8 @@ def test_a_tracker_refuses_what_it_cannot_read_twice_and_an_every_that_is_no_num
 def test_the_rows_of_a_tracker_are_saved_with_a_column_of_ones_own(tracker, tmp_path):
     own = {"seed": 7, "smoothed": True, "loss": "CE", "note": None}
     rows = metrics.Measures([row | own for row in tracker.rows])
-    for kind in ("csv", "json"):
-        rows.save(tmp_path / f"rows.{kind}")
-        assert metrics.Measures.load(tmp_path / f"rows.{kind}") == rows
-    header, first, *_ = (tmp_path / "rows.csv").read_text().splitlines()
-    assert header.startswith("epoch,layer,d,") and header.endswith(",seed,smoothed,loss,note") and "7,True,CE," in first
+    rows.save(tmp_path / "rows.json")
+    assert metrics.Measures.load(tmp_path / "rows.json") == rows
 
 
 @pytest.mark.parametrize("epoch", [0.5, 3, 7.25])
