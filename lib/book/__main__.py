@@ -83,14 +83,13 @@ def build_site(
     force: Force = False,
 ):
     """Execute the stale chapters and publish the site."""
-    from lib.book import records
     from lib.book.site import publish
 
     started = time.monotonic()
     selected, parameters = _selection(profile, chapter, device, seed)
     _check_declarations(whole=not chapter)
     with execute.lock(console.print):
-        status = _report(execute.execute(selected, parameters, jobs, console, force, records.seconds()))
+        status = _execute(selected, parameters, jobs, force)
         if status:
             console.print("the published site is as it was")
             return status
@@ -115,12 +114,10 @@ def execute_chapters(
     force: Force = False,
 ):
     """Execute the stale chapters, and leave the site alone."""
-    from lib.book import records
-
     selected, parameters = _selection(profile, chapter, device, seed)
     _check_declarations(whole=not chapter)
     with execute.lock(console.print):
-        return _report(execute.execute(selected, parameters, jobs, console, force, records.seconds()))
+        return _execute(selected, parameters, jobs, force)
 
 
 @command("publish")
@@ -216,6 +213,13 @@ def _check_declarations(whole: bool = True, recorded: bool = True) -> None:
             errata.check_sections(page.path for page in chapters())
     except ValueError as error:
         raise BadInput(str(error)) from error
+
+
+def _execute(selected: list, parameters: dict, jobs: int | None, force: bool) -> int:
+    """Execute what is stale and report it; returns the exit status."""
+    from lib.book import records
+
+    return _report(execute.execute(selected, parameters, jobs, console, force, records.seconds()))
 
 
 def _report(outcomes: list[execute.Outcome]) -> int:

@@ -120,18 +120,19 @@ class Measures(_Table, list):
         return pd.DataFrame(list(self))
 
     def save(self, path: str | Path) -> None:
-        """Write all but the class means to a `.json` file.
+        """Write all but the class means to a `.json` file; ValueError for other files.
 
         A number that is not finite becomes the word nan, inf or -inf, which every reader of JSON accepts.
         """
+        path = _json(path)
         rows = [{name: _written(value) for name, value in row.items()} for row in self]
         content = {"K": self.K, "head": self.head, "centre": self.centre, "notes": self.notes, "rows": rows}
-        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Measures:
-        """What :meth:`save` wrote, without `statistics`; ValueError for a file that is no JSON."""
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        """What :meth:`save` wrote, without `statistics`; ValueError for a file of another kind."""
+        content = json.loads(_json(path).read_text(encoding="utf-8"))
         rows = ({name: _read(value) for name, value in row.items()} for row in content["rows"])
         found = cls(rows, content["K"], content["head"], content["centre"])
         found.notes = content["notes"]
@@ -207,6 +208,12 @@ def _beside(lines: list[str], column: Sequence[str]) -> list[str]:
     """The lines with the cells of one more column, all of one width."""
     width = max(map(len, column))
     return [f"{line}  {cell:>{width}}" for line, cell in zip(lines, column, strict=True)]
+
+
+def _json(path: str | Path) -> Path:
+    path = Path(path)
+    one_of((".json",), suffix=path.suffix)
+    return path
 
 
 def _written(value):

@@ -197,9 +197,8 @@ def test_theorems_equations_and_citations_are_numbered_and_linked(tab, address):
     boxes = tab.locator("div.proof.theorem")
     assert boxes.count() >= 3
     assert all(boxes.nth(number).get_attribute("id") for number in range(boxes.count()))
-    numbers = [
-        box.text_content().split()[1] for box in tab.locator("div.proof .caption-number").all()
-    ]  # some are folded
+    captions = tab.locator("div.proof .caption-number").all_text_contents()  # some are folded
+    numbers = [caption.split()[1] for caption in captions]
     assert numbers == [f"I.2.{n}" for n in range(1, len(numbers) + 1)], "part, page, place on the page"
     assert tab.locator("span.eqno").count() > 0
     assert tab.locator("a.reference[href*='bibliography.html#']").count() > 0

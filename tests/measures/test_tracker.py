@@ -146,6 +146,10 @@ def test_the_rows_of_a_tracker_are_saved_with_a_column_of_ones_own(tracker, tmp_
     rows = metrics.Measures([row | own for row in tracker.rows])
     rows.save(tmp_path / "rows.json")
     assert metrics.Measures.load(tmp_path / "rows.json") == rows
+    for refused in (rows.save, metrics.Measures.load):
+        with pytest.raises(ValueError, match="suffix = '.csv': one of '.json' is needed"):
+            refused(tmp_path / "rows.csv")
+    assert not (tmp_path / "rows.csv").exists()
 
 
 @pytest.mark.parametrize("epoch", [0.5, 3, 7.25])
