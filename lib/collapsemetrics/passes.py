@@ -6,7 +6,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
 from itertools import chain, islice
@@ -152,19 +152,11 @@ class Reader:
         """
         outputs: dict[str, list[Tensor]] = {}  # of the first sample, in the order in which the modules have run
 
-        def keep(name):
-            def hook(module, inputs, named, output):
-                if isinstance(output, Tensor) and output.ndim > 1 and _may_be_head(name, module):
-                    outputs.setdefault(name, []).append(output[:1].clone())  # a view would keep all
+        def keep(name, module, inputs, named, output):
+            if isinstance(output, Tensor) and output.ndim > 1 and _may_be_head(name, module):
+                outputs.setdefault(name, []).append(output[:1].clone())  # a view would keep all
 
-            return hook
-
-        hooks = []
-        for name, module in self.model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                hooks.append((module, keep(name)))
-        with evaluated(self.model, hooks), torch.no_grad():
-            logits = _logits(self._run(x)[1])
+        logits = _logits(self._watched(x, keep))
         reason, seen, found = "the model returns no scores (n_samples, K), or several tensors that may be these", [], []
         if logits is not None:
             reason = "the output of the model is that of no linear layer"
@@ -182,13 +174,20 @@ class Reader:
 
         def keep(name, module, inputs, named, output):
             output = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(output, Tensor):
+            if isinstance(output, Tensor) and name:
                 found[name] = tuple(output.shape)
 
-        hooks = [(module, partial(keep, name)) for name, module in self.model.named_modules() if name]
-        with evaluated(self.model, hooks), torch.no_grad():
-            self._run(x)
+        self._watched(x, keep)
         return found
+
+    def _watched(self, x, keep: Callable):
+        """The model's output for inputs, while `keep` is called as a hook, with the name of the module before it."""
+        hooks = []
+        for name, module in self.model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
+                hooks.append((module, partial(keep, name)))
+        with evaluated(self.model, hooks), torch.no_grad():
+            return self._run(x)[1]
 
     def read(self, batches: Iterable[tuple]) -> Iterator[dict[str, tuple]]:
         """For each batch, by layer, features `(n, d)`, labels `(n,)` and scores; to be closed.
@@ -391,29 +390,22 @@ def own(loader):
 @contextmanager
 def evaluated(model: nn.Module, hooks: Iterable[tuple[nn.Module, Callable]]):
     """The model in evaluation mode, with hooks `(module, inputs, named inputs, output)`; afterwards as it was."""
-    training = {module: module.training for module in model.modules()}
-    waits = "require_forward_param_sync"  # of a wrapper by DDP: whether it waits for the other processes
-    waiting = {module: getattr(module, waits) for module in model.modules() if hasattr(module, waits)}
-    handles, fused = [], torch.backends.mha.get_fastpath_enabled()
-    compiled = "torch._dynamo" in sys.modules  # perhaps the model, too; the import is slow
-    try:
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as afterwards:
+        for module in model.modules():
+            afterwards.callback(setattr, module, "training", module.training)
+            if hasattr(module, "require_forward_param_sync"):  # of a wrapper by DDP: it waits for other processes
+                afterwards.callback(setattr, module, "require_forward_param_sync", module.require_forward_param_sync)
+                module.require_forward_param_sync = False
         model.eval()
-        for module in waiting:
-            module.require_forward_param_sync = False
+        afterwards.callback(torch.backends.mha.set_fastpath_enabled, fused)
         torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer does not run its parts
         for module, hook in hooks:
-            handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        # compiled code does not run the hooks that it was compiled without
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for module, mode in waiting.items():
-            module.require_forward_param_sync = mode
-        for module, mode in training.items():
-            module.training = mode
+            afterwards.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        if "torch._dynamo" in sys.modules:  # perhaps the model is compiled, too; the import is slow
+            # compiled code does not run the hooks that it was compiled without
+            afterwards.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
 
 
 @contextmanager
@@ -423,20 +415,17 @@ def randomness_kept(device: torch.device, *loaders):
     A DataLoader draws from PyTorch's global generator whenever it is iterated over, even in fixed order.
     """
     places = list(loaders)
-    for place in places:  # which grows meanwhile
-        inner = (getattr(place, name, None) for name in ("sampler", "batch_sampler", "base_dataloader"))
-        places += [part for part in inner if part is not None]
-    generators = [g for place in places if isinstance(g := getattr(place, "generator", None), torch.Generator)]
-    states = [generator.get_state() for generator in generators]
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    with ExitStack() as afterwards:
+        for place in places:  # which grows meanwhile
+            inner = (getattr(place, name, None) for name in ("sampler", "batch_sampler", "base_dataloader"))
+            places += [part for part in inner if part is not None]
+            generator = getattr(place, "generator", None)
+            if isinstance(generator, torch.Generator):
+                afterwards.callback(generator.set_state, generator.get_state())
+        afterwards.callback(random.setstate, random.getstate())
+        afterwards.callback(np.random.set_state, np.random.get_state())
+        afterwards.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        yield
 
 
 def _logits(result) -> Tensor | None:

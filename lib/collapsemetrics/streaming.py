@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import nan, sqrt
 
 import torch
@@ -33,14 +33,11 @@ def unrounded(backend) -> Iterator[None]:
     """
     matmul = getattr(backend, "matmul", None)
     name, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
-    before = getattr(matmul, name, None)
-    if before is not None:
-        setattr(matmul, name, exact)
-    try:
+    with ExitStack() as afterwards:
+        if hasattr(matmul, name):
+            afterwards.callback(setattr, matmul, name, getattr(matmul, name))
+            setattr(matmul, name, exact)
         yield
-    finally:
-        if before is not None:
-            setattr(matmul, name, before)
 
 
 class ClassStatistics:
