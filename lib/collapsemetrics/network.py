@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 from . import _checks as checks
 from . import formulas
 from .columns import COLUMNS, called, named
-from .passes import PENULTIMATE, Classifier, Head, Layer, Layers, Loader, Reader, as_head, own, randomness_kept
+from .passes import PENULTIMATE, Classifier, Layer, Layers, Loader, Reader, as_head, own, randomness_kept
 from .streaming import ClassStatistics
 from .table import ClassMeans, LayerShapes, Measures
 
@@ -186,18 +186,14 @@ def measure(
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
     kept = randomness_kept(reader.device, loader, test_loader, outside_loader)
     with kept, _buffers_of_first(model, group):
-        passed = reader.batches_of(loader)
         with _failing_together(group):
-            first = next(passed)
-            reader.head, reader.K = head, K = _head(reader, first[0], head, K)
-        passed = chain([first], passed)
-        del first
-        if nc4 and len(reader.head.weight) != K:
-            raise ValueError(f"the head has {len(reader.head.weight)} rows and K is {K}: nc4 needs one for each class")
+            passed = _begun(reader, reader.batches_of(loader), head, K)
+        if nc4 and (rows := len(reader.head.weight)) != reader.K:
+            raise ValueError(f"the head has {rows} rows and K is {reader.K}: nc4 needs one for each class")
         both = test_loader is not None and outside_loader is not None
-        found, classes = _of_training(reader, loader, passed, nc4, details, centre, missing, group, both)
+        found = _of_training(reader, loader, passed, nc4, details, centre, missing, group, both)
         if test_loader is not None:
-            inside = _add_test(found, reader, test_loader, K, classes, missing, group)
+            inside = _add_test(found, reader, test_loader, missing, group)
         if outside_loader is not None:
             outside = _add_nc5(found, reader, outside_loader, group)
         if reader.frame:
@@ -248,12 +244,12 @@ def layers(model: nn.Module, batch, *, split: Callable | None = None, forward: C
         return LayerShapes(reader.shapes(x))
 
 
-def _head(reader: Reader, x, given: Classifier | None, K: int | None) -> tuple[Head | None, int]:
-    """The head that was given, or else the one found by running on inputs, and the number of classes.
+def _begun(reader: Reader, batches: Iterator[tuple], given: Classifier | None, K: int | None) -> Iterable[tuple]:
+    """The batches, once the reader knows the head and the number of classes, by default that of the head's rows.
 
-    The head is None where none is needed; by default there are as many classes as it has rows.
+    The head is the one that was given, or else the one found by running on the first batch; None where none is needed.
     """
-    head = None
+    first, head = next(batches), None
     if isinstance(given, tuple | list):
         W, b = given
         if PENULTIMATE in reader.layers:
@@ -263,10 +259,10 @@ def _head(reader: Reader, x, given: Classifier | None, K: int | None) -> tuple[H
         name = reader.name(given)
         head = as_head(name, reader.modules[name])
     elif K is None or PENULTIMATE in reader.layers:
-        head = reader.find_head(x)
-    K = len(head.weight) if K is None else K
-    checks.integers(2, K=K)
-    return head, K
+        head = reader.find_head(first[0])
+    reader.head, reader.K = head, len(head.weight) if K is None else K
+    checks.integers(2, K=reader.K)
+    return chain([first], batches)
 
 
 def cka(model: nn.Module, loader: Loader, a: Layer, b: Layer, device=None, reduce="mean", label_key=None) -> float:
@@ -310,10 +306,8 @@ def cka(model: nn.Module, loader: Loader, a: Layer, b: Layer, device=None, reduc
     reader = Reader(model, [a, b], device, reduce, label_key, -100, None, None, None, None)
     loader, total = own(loader), torch.zeros(3).double()
     with randomness_kept(reader.device, loader):
-        batches = reader.batches_of(loader, labelled=False)
-        first = next(batches)
-        reader.head, _ = _head(reader, first[0], None, 2)
-        with closing(reader.read(chain([first], batches))) as passed:
+        batches = _begun(reader, reader.batches_of(loader, labelled=False), None, 2)
+        with closing(reader.read(batches)) as passed:
             for features in passed:
                 X, Y = (features[reader.name(layer)][0].cpu().double() for layer in (a, b))
                 K, L = (((H - H.mean(0)) @ (H - H.mean(0)).T).fill_diagonal_(0) for H in (X, Y))
@@ -329,23 +323,19 @@ def _hsic(K: Tensor, L: Tensor) -> Tensor:
 
 def _of_training(
     reader: Reader, loader: Loader, batches: Iterable, nc4: bool, details: bool, centre: str, missing: str, group, both
-) -> tuple[Measures, Tensor]:
-    """A row for each layer, with what there is to say of them, and the classes that have samples.
+) -> Measures:
+    """A row for each layer, with what there is to say of them.
 
     Sets the reader's frame if `both` test and outside samples are to be read.
     """
-    kept: list[tuple] = []
-    through, head, K = partial(_kept, kept) if nc4 else None, reader.head, reader.K
-    classes, collected, accuracy, _ = _collected(reader, batches, K, missing, group, through)
+    kept, head, K = _Kept(), reader.head, reader.K
+    classes, collected, accuracy, _ = _collected(reader, batches, K, missing, group, kept.add if nc4 else None)
     found = Measures(K=len(classes), head=head.name if head else None, centre=centre)
     for name, part in collected.items():
         row = {"layer": name, "d": part.d, "samples": part.samples} | part.measures(centre, details)
-        row |= {
-            "nc3": None,
-            "duality": None,
-            "accuracy": accuracy if name == reader.read_by_head else None,
-            "nc4": None,
-        }
+        row |= dict.fromkeys(("nc3", "duality", "accuracy", "nc4"))
+        if name == reader.read_by_head:
+            row["accuracy"] = accuracy
         if name == reader.read_by_head and head.weight.shape == (K, part.d) and head.weight.any():
             W = head.weight[classes].to(part.means)
             row["nc3"] = formulas.nc3(W, part.means).item()
@@ -361,33 +351,33 @@ def _of_training(
         found.statistics[name] = ClassMeans(part.means, part.counts, part.variances, classes)
     found.notes = _notes(found, collected, reader)
     if nc4:
-        counts = _no_counts(found)
+        counts = _no_counts(found, reader)
         with _failing_together(group):
-            for _ in _compared(found, counts, kept or _again(reader, loader)):
-                pass
+            for features in kept or _again(reader, loader):
+                _compare(found, counts, features)
         _add_compared(found, counts, "", group)
     if len(classes) < K:
         found.notes.append(f"{K - len(classes)} of {K} classes have no sample and are left out")
     if group is None and isinstance(getattr(loader, "sampler", None), DistributedSampler):
         found.notes.append("the share of this process only; group=torch.distributed.group.WORLD measures all")
-    return found, classes
+    return found
 
 
-def _add_test(found: Measures, reader: Reader, loader: Loader, K: int, classes: Tensor, missing: str, group):
+def _add_test(found: Measures, reader: Reader, loader: Loader, missing: str, group) -> list[Tensor]:
     """Dilation, and what is classified right, of every row, from samples that the model was not trained on.
 
     Returns their values of :func:`_scored`.
     """
-    counts = _no_counts(found)
-    compared = partial(_compared, found, counts)
+    counts = _no_counts(found, reader)
+    compare, batches = partial(_compare, found, counts), reader.batches_of(loader)
     with checks.errors_of("test_loader"):
-        seen, collected, accuracy, values = _collected(reader, reader.batches_of(loader), K, missing, group, compared)
+        seen, collected, accuracy, values = _collected(reader, batches, reader.K, missing, group, compare)
     _add_compared(found, counts, "test_", group)
     for row in found:
         part = collected[row["layer"]]
         row["dilation"] = part.nc1(found.centre)
         row["test_accuracy"] = accuracy if row["layer"] == reader.read_by_head else None
-    if not torch.equal(classes, seen):
+    if not torch.equal(seen, found.statistics[reader.layers[0]].classes):
         found.notes.append(f"the test samples are of {len(seen)} classes, and not of the same")
     if few := _few(found, "dilation", part.counts):
         found.notes.append(f"too few test samples of a class for dilation, which may be off by: {few}")
@@ -411,18 +401,18 @@ def _scored(H: Tensor, scores: Tensor, centre: Tensor, directions: Tensor, W: Te
 
 
 def _collected(
-    reader: Reader, batches: Iterable, K: int, missing: str, group, through: Callable | None = None
+    reader: Reader, batches: Iterable, K: int, missing: str, group, then: Callable | None = None
 ) -> tuple[Tensor, dict[str, ClassStatistics], float | None, list[Tensor]]:
     """The classes that have samples, by layer the statistics of these classes, and the accuracy, from one pass.
 
-    What is read goes `through` a generator that sees every batch. Last come values of :func:`_scored`, if there is a
-    frame for them.
+    `then` is called with each batch, once it has been checked. Last come values of :func:`_scored`, if there is a frame
+    for them.
     """
     found: dict[str, ClassStatistics] = {}
     values = []
     right = torch.zeros(2, dtype=torch.int64, device=reader.device)  # samples that are classified right, and all
     with _failing_together(group), closing(reader.read(batches)) as passed:
-        for number, features in enumerate(through(passed) if through else passed):
+        for number, features in enumerate(passed):
             for name in features:  # a variable for the features would keep them while the next are made
                 if name not in found:
                     found[name] = _statistics(name, K, features[name][0].shape[1], reader.device)
@@ -433,46 +423,44 @@ def _collected(
                     right += torch.tensor([(scores.argmax(1).cpu() == y.cpu()).sum(), len(y)]).to(right)
                     if reader.frame:
                         values.append(_scored(features[name][0], scores, *reader.frame).cpu())
+            if then:
+                then(features)
     if group is not None:
         torch.distributed.all_reduce(right, group=group)
         for part in found.values():
             part.reduce(group)
-        everyone = [None] * torch.distributed.get_world_size(group)
-        torch.distributed.all_gather_object(everyone, values, group)
-        values = sum(everyone, [])
+        values = sum(_of_each_process(values, group), [])
     classes = _classes(found[reader.layers[0]].counts, missing)
     if len(classes) < K:
         found = {name: part.without_empty() for name, part in found.items()}
     return classes, found, right[0].item() / right[1].item() if right[1] else None, values
 
 
-def _kept(kept: list[tuple], batches: Iterable) -> Iterator:
-    """The batches, which are added to a list until they are too many; it then ends up empty."""
-    room = KEPT
-    for features in batches:
-        yield features
-        kept.append({name: (part[0].clone(), *part[1:]) for name, part in features.items()})
-        room -= sum(part.nbytes for parts in features.values() for part in parts if part is not None)
-        if room < 0:
-            kept.clear()
+class _Kept(list):
+    """Batches of features, unless they are too many; then it ends up empty."""
+
+    size = 0  # in bytes
+
+    def add(self, features: dict[str, tuple]) -> None:
+        self.append({name: (part[0].clone(), *part[1:]) for name, part in features.items()})
+        self.size += sum(part.nbytes for parts in features.values() for part in parts if part is not None)
+        if self.size > KEPT:
+            self.clear()
 
 
-def _no_counts(found: Measures) -> Tensor:
+def _no_counts(found: Measures, reader: Reader) -> Tensor:
     """For each row 0 samples, 0 nearest to their own class mean, and 0 that the head puts into another class."""
-    means = next(iter(found.statistics.values())).means
-    return torch.zeros(len(found), 3, dtype=torch.float64, device=means.device)
+    return torch.zeros(len(found), 3, dtype=torch.int64, device=reader.device)
 
 
-def _compared(found: Measures, counts: Tensor, batches: Iterable) -> Iterator:
-    """The batches, whose samples are added to the counts that :func:`_no_counts` describes."""
-    for features in batches:
-        yield features  # whoever reads them has checked them then
-        for row, count in zip(found, counts, strict=True):
-            means, _, _, classes = found.statistics[row["layer"]]
-            y, scores = features[row["layer"]][1:]
-            near = formulas.nearest(features[row["layer"]][0].to(means), means).cpu()
-            taken = near if scores is None else scores[:, classes].argmax(1).cpu()
-            count += torch.tensor([len(y), (classes[near] == y.cpu()).sum(), (taken != near).sum()]).to(count)
+def _compare(found: Measures, counts: Tensor, features: dict[str, tuple]) -> None:
+    """Add the samples of a batch to the counts that :func:`_no_counts` describes."""
+    for row, count in zip(found, counts, strict=True):
+        H, y, scores = features[row["layer"]]
+        means, _, _, classes = found.statistics[row["layer"]]
+        near = formulas.nearest(H.to(means), means).cpu()
+        taken = near if scores is None else scores[:, classes].argmax(1).cpu()
+        count += torch.tensor([len(y), (classes[near] == y.cpu()).sum(), (taken != near).sum()]).to(count)
 
 
 def _add_compared(found: Measures, counts: Tensor, prefix: str, group) -> None:
@@ -553,13 +541,18 @@ def _failing_together(group) -> Iterator[None]:
     except Exception as caught:
         error = caught
     if group is not None:
-        errors = [None] * torch.distributed.get_world_size(group)
-        torch.distributed.all_gather_object(errors, error and str(error), group)
-        for rank, text in enumerate(errors):
+        for rank, text in enumerate(_of_each_process(error and str(error), group)):
             if text and not error:
                 raise ValueError(f"process {rank} of the group: {text}")
     if error:
         raise error
+
+
+def _of_each_process(value, group) -> list:
+    """The values that the processes of a group have, in their order."""
+    found = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(found, value, group)
+    return found
 
 
 @contextmanager
