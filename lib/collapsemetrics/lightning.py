@@ -2,15 +2,13 @@ r"""Measures of collapse while a Lightning `Trainer` fits a network. Needs `ligh
 
 from __future__ import annotations
 
-import torch
-
 try:
     from lightning.pytorch import Callback
 except ImportError:
     from pytorch_lightning import Callback
 
 from .passes import Layers, Loader
-from .tracker import Tracker, with_an_end
+from .tracker import Tracker, of_trainer
 
 
 class CollapseCallback(Callback):
@@ -66,8 +64,7 @@ class CollapseCallback(Callback):
     def on_train_start(self, trainer, pl_module):
         """Measure the model before training, unless a checkpoint brought the rows of this epoch."""
         epoch = trainer.current_epoch
-        group = {"group": torch.distributed.group.WORLD} if trainer.world_size > 1 else {}
-        self.tracker = Tracker(pl_module, self._batches(trainer), self.layers, **group | self.options)
+        self.tracker = of_trainer(pl_module, self._batches(trainer), self.layers, trainer.world_size, self.options)
         self.tracker.rows = rows = self._rows
         if all(row["epoch"] < epoch for row in rows):
             numbers = self._measured(trainer, epoch)
@@ -92,5 +89,4 @@ class CollapseCallback(Callback):
         return self.tracker(epoch)
 
     def _batches(self, trainer):
-        loader = trainer.train_dataloader if self.loader is None else self.loader
-        return with_an_end(loader, self.options.get("batches"))
+        return trainer.train_dataloader if self.loader is None else self.loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from operator import length_hint
 
+import torch
 from torch import nn
 
 from ._checks import integers, one_of
@@ -12,13 +13,6 @@ from .columns import TITLES, named
 from .network import measure
 from .passes import Layers, Loader
 from .table import Measures
-
-
-def with_an_end(loader: Loader, batches: int | None) -> Loader:
-    """The loader; ValueError if it has no length, and may never end, and nobody says how many batches to read."""
-    if batches is None and not callable(loader) and length_hint(loader, -1) < 0:
-        raise ValueError("the loader has no length and may never end: say how many batches to read, batches=...")
-    return loader
 
 
 class Tracker:
@@ -140,3 +134,15 @@ class Tracker:
         from .pictures import over_epochs  # matplotlib is imported only to draw
 
         return over_epochs(self, columns)
+
+
+def of_trainer(model: nn.Module, loader: Loader, layers: Layers, processes: int, options: dict) -> Tracker:
+    """A tracker for the callback of a trainer, whose processes measure together unless the options name a group.
+
+    ValueError if the loader has no length, and may never end, and the options do not say how many batches to read.
+    """
+    if options.get("batches") is None and not callable(loader) and length_hint(loader, -1) < 0:
+        raise ValueError("the loader has no length and may never end: say how many batches to read, batches=...")
+    if processes > 1:
+        options = {"group": torch.distributed.group.WORLD} | options
+    return Tracker(model, loader, layers, **options)

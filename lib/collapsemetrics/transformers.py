@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-import torch
 from transformers import TrainerCallback
 
 from .passes import Layers, Loader
-from .tracker import Tracker, with_an_end
+from .tracker import Tracker, of_trainer
 
 _ROWS = "collapse of representations"  # where the state of a trainer keeps the rows
 
@@ -61,9 +60,8 @@ class CollapseCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, model=None, train_dataloader=None, **kwargs):
         """Measure the model before training, unless a checkpoint brought the rows of this epoch."""
         epoch = int(state.epoch)
-        group = {"group": torch.distributed.group.WORLD} if args.world_size > 1 else {}
-        loader = with_an_end(train_dataloader if self.loader is None else self.loader, self.options.get("batches"))
-        self.tracker = Tracker(model, loader, self.layers, **group | self.options)
+        loader = train_dataloader if self.loader is None else self.loader
+        self.tracker = of_trainer(model, loader, self.layers, args.world_size, self.options)
         rows = [row for row in state.stateful_callbacks.get(_ROWS, []) if row["epoch"] <= epoch]
         self.tracker.rows = state.stateful_callbacks[_ROWS] = rows  # every checkpoint saves them
         if all(row["epoch"] < epoch for row in rows):
