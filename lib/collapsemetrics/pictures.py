@@ -40,7 +40,7 @@ def over_layers(measures) -> Figure:
     """
     if not measures:
         raise ValueError("there is no row to draw")
-    fig, axes = _panels(4)
+    fig, axes = _panels(4, sharex=True)
     for ax, (title, columns) in zip(axes, PANELS.items(), strict=True):
         for i, column in enumerate(columns):
             _line(ax, measures, column, TITLES[column], i, linestyle="--" if column == "nc1_chance" else "-")
@@ -58,7 +58,7 @@ def over_layers(measures) -> Figure:
 
 def side_by_side(comparison) -> Figure:
     """Four panels over the layers of a :class:`~collapsemetrics.Comparison`, a line for each measurement."""
-    fig, axes = _panels(4)
+    fig, axes = _panels(4, sharex=True)
     sides = list(zip(*comparison.pairs, strict=True))
     for ax, column in zip(axes, ("nc1", "trace_ratio", "relative_spread", "nc2_etf"), strict=True):
         for i, (name, rows) in enumerate(zip(comparison.names, sides, strict=True)):
@@ -101,11 +101,11 @@ def over_epochs(tracker, columns: Iterable[str] | None = None) -> Figure:
     return fig
 
 
-def _panels(n: int) -> tuple[Figure, list[Axes]]:
-    """A figure with n axes, two in a row."""
+def _panels(n: int, sharex: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure with n axes, two in a row, perhaps with one horizontal axis for all, named under the lowest."""
     columns, rows = min(n, 2), ceil(n / 2)
     size = (3.0 * columns, 2.7 * rows) if n > 1 else (5.2, 3.6)
-    fig, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    fig, axes = plt.subplots(rows, columns, figsize=size, sharex=sharex, squeeze=False, layout="constrained")
     for unused in axes.flat[n:]:
         unused.remove()
     return fig, list(axes.flat[:n])
@@ -122,11 +122,9 @@ def _name_layers(axes: list[Axes], layers: list[str]) -> None:
     """The layers along the axes, the last and others at equal steps, with their names under the last two."""
     step = ceil(len(layers) / MOST_NAMES)
     shown = range((len(layers) - 1) % step, len(layers), step)
-    for ax in axes:
-        ax.set_xlim(-0.4, len(layers) - 0.6)
-        ax.set_xticks(shown, [""] * len(shown))
+    names = [named(layers[place]) for place in shown]
+    axes[0].set_xlim(-0.4, len(layers) - 0.6)
     for ax in axes[-2:]:
-        names = [named(layers[place]) for place in shown]
         ax.set_xticks(shown, names, rotation=45, ha="right", rotation_mode="anchor", fontsize=10)
 
 
@@ -136,22 +134,17 @@ def _scaled(ax: Axes, column: str, room: float = 0) -> None:
     Above the lines, `room` is left for a legend, as a share of the height that they take.
     """
     drawn = [value for line in ax.get_lines() for value in line.get_ydata() if isfinite(value)]
-    if column in LOGARITHMIC:
-        _logarithmic(ax, [value for value in drawn if value > 0], room)
+    positive = [value for value in drawn if value > 0]
+    if column in LOGARITHMIC and positive:
+        low, high = min(positive), max(positive)
+        ax.set_yscale("log")
+        ax.set_ylim(low / 1.5, 1.5 * high * (2 * high / low) ** room)
+        few = MaxNLocator(5, steps=(1, 2, 5, 10)) if high < 2 * low else LogLocator(subs=(1, 2, 5))
+        ax.yaxis.set_major_locator(few if high < 50 * low else LogLocator())
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
     elif column != "uniformity":  # which is negative
         highest = max(drawn, default=1) or 1
         ax.set_ylim(-0.03 * highest, (1.1 + room) * highest)
     if column == "numerical_rank":
         ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def _logarithmic(ax: Axes, positive: list[float], room: float) -> None:
-    if not positive:
-        return
-    low, high = min(positive), max(positive)
-    ax.set_yscale("log")
-    ax.set_ylim(low / 1.5, 1.5 * high * (2 * high / low) ** room)
-    few = MaxNLocator(5, steps=(1, 2, 5, 10)) if high < 2 * low else LogLocator(subs=(1, 2, 5))
-    ax.yaxis.set_major_locator(few if high < 50 * low else LogLocator())
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_locator(NullLocator())

@@ -36,14 +36,12 @@ class _Table:
         labels, *columns = zip(*self._cells(), strict=True)
         width = max(map(len, labels))
         labels = [label.ljust(width) for label in labels]
-        blocks, lines = [], labels
+        blocks = [labels]
         for column in columns:
-            longer = _beside(lines, column)
-            if len(longer[0]) > PRINTED and lines is not labels:
-                blocks.append(lines)
-                longer = _beside(labels, column)
-            lines = longer
-        blocks.append(lines)
+            width = 2 + max(map(len, column))
+            if len(blocks[-1][0]) + width > PRINTED and blocks[-1] is not labels:
+                blocks.append(labels)
+            blocks[-1] = [line + cell.rjust(width) for line, cell in zip(blocks[-1], column, strict=True)]
         return "\n\n".join("\n".join(lines) for lines in blocks) + "".join(f"\n({note})" for note in self.notes)
 
     def _repr_html_(self) -> str:
@@ -75,11 +73,10 @@ class Measures(_Table, list):
     """
 
     def __init__(
-        self, rows: Iterable[dict] = (), K: int | None = None, head: str | None = None, centre: str = "classes"
+        self, rows: Iterable[dict] = (), K: int | None = None, head: str | None = None, centre="classes", notes=()
     ):
         super().__init__(rows)
-        self.K, self.head, self.centre = K, head, centre
-        self.notes: list[str] = []
+        self.K, self.head, self.centre, self.notes = K, head, centre, list(notes)
         self.statistics: dict[str, ClassMeans] = {}
 
     def plot(self):
@@ -134,9 +131,7 @@ class Measures(_Table, list):
         """What :meth:`save` wrote, without `statistics`; ValueError for a file of another kind."""
         content = json.loads(_json(path).read_text(encoding="utf-8"))
         rows = ({name: _read(value) for name, value in row.items()} for row in content["rows"])
-        found = cls(rows, content["K"], content["head"], content["centre"])
-        found.notes = content["notes"]
-        return found
+        return cls(rows, content["K"], content["head"], content["centre"], content["notes"])
 
     def _cells(self) -> list[list[str]]:
         return _grouped(["layer", *(named(row.get("layer", "")) for row in self)], self, self.K)
@@ -202,12 +197,6 @@ def _grouped(heads: list[str], rows: Sequence[dict], K: int | None) -> list[list
             label = f"  {name:{lead}}  {best(name, K)}" if group else name
             cells.append([label, *(_cell(row.get(name)) for row in rows)])
     return cells
-
-
-def _beside(lines: list[str], column: Sequence[str]) -> list[str]:
-    """The lines with the cells of one more column, all of one width."""
-    width = max(map(len, column))
-    return [f"{line}  {cell:>{width}}" for line, cell in zip(lines, column, strict=True)]
 
 
 def _json(path: str | Path) -> Path:
