@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from math import nan, sqrt
 
 import torch
-from torch import Tensor, backends
+from torch import Tensor, backends, distributed
 
 from . import _checks as checks
 from . import formulas
@@ -18,7 +18,8 @@ BLOCKS = 8  # of columns of the scatter matrix, which is computed only on and be
 NARROWEST = 128  # columns of a block
 #: Sums of squares in float32 are useful between these bounds; elsewhere the slower product in float64 is worth it.
 SMALLEST, LARGEST = 1e-24, 1e38
-STATE = ("counts", "centres", "sums", "squares", "products", "drawn_counts", "drawn_sums", "eps")
+ADDED = ("counts", "sums", "squares", "products", "drawn_counts", "drawn_sums")  # what two sets of samples add up
+STATE = (*ADDED, "centres", "eps")
 FAR = 7 / 8  # largest share of a sum of squares that may be due to the centre not being the mean
 SEVERAL = 8  # samples of a class that suffice to show it
 LONE = 64  # times the median square: features beyond it are multiplied in float64
@@ -221,16 +222,16 @@ class ClassStatistics:
         """Take in the samples of other statistics, which stay as they are; ValueError if K, d or `chance` differ."""
         if (self.K, self.d, self.chance) != (other.K, other.d, other.chance):
             raise ValueError(f"K, d, chance are {self.K, self.d, self.chance} and {other.K, other.d, other.chance}")
-        mine, other = self.state_dict(), copy.deepcopy(other)
+        self._flush()
+        other = copy.deepcopy(other)
         other.load_state_dict(other.state_dict(), self._counts.device)
         dtype = torch.promote_types(self._centres.dtype, other._centres.dtype)
         self._centres, other._centres = self._centres.to(dtype), other._centres.to(dtype)
         known = (self._counts > 0) & (other._counts > 0)
         other._move(known, self._centres[known])
         self._centres = torch.where(self._counts[:, None] > 0, self._centres, other._centres)
-        for name, value in other.state_dict().items():
-            if name not in ("centres", "eps"):
-                mine[name].add_(value)
+        for name in ADDED:
+            getattr(self, f"_{name}").add_(getattr(other, f"_{name}"))
         self._eps = torch.maximum(self._eps, other._eps)
 
     def __add__(self, other: ClassStatistics) -> ClassStatistics:
@@ -267,22 +268,16 @@ class ClassStatistics:
 
         Every process of the group has to call it, with the same K, d and `chance`.
         """
-        from torch import distributed
-
-        def total(value: Tensor, operation=distributed.ReduceOp.SUM) -> Tensor:
-            distributed.all_reduce(value, operation, group)
-            return value
-
-        sums = total(self._means() * self._counts[:, None])
-        there = self._counts > 0
-        centres = sums / total(self._counts.clone()).clamp(min=1)[:, None]
+        sums, counts = self._means() * self._counts[:, None], self._counts.clone()
+        for total in (sums, counts):
+            distributed.all_reduce(total, group=group)
+        centres, there = sums / counts.clamp(min=1)[:, None], self._counts > 0
         self._centres = self._centres.double()
         self._move(there, centres[there])
         self._centres = centres
-        for name, value in self.state_dict().items():
-            if name not in ("centres", "eps"):
-                total(value)
-        total(self._eps, distributed.ReduceOp.MAX)
+        for name in ADDED:
+            distributed.all_reduce(getattr(self, f"_{name}"), group=group)
+        distributed.all_reduce(self._eps, distributed.ReduceOp.MAX, group)
 
     # What the statistics say ------------------------------------------------------------------------------------------
 
@@ -306,7 +301,6 @@ class ClassStatistics:
     @property
     def variances(self) -> Tensor:
         """Mean squared distance from the class mean for each class `(K,)`, float64; ValueError if one has no sample."""
-        self._check_classes()
         return self._scatters() / self._counts
 
     @property
@@ -431,8 +425,8 @@ class ClassStatistics:
 
     def _scatters(self) -> Tensor:
         """Sums of squared distances from the class mean, of each class."""
-        self._flush()
-        return (self._squares - self._sums.norm(dim=1).square() / self._counts.clamp(min=1)).clamp(min=0)
+        self._check_classes()
+        return (self._squares - self._sums.norm(dim=1).square() / self._counts).clamp(min=0)
 
     def _check_classes(self) -> None:
         if not self.counts.all():
