@@ -67,13 +67,14 @@ class CollapseCallback(Callback):
         self.tracker = of_trainer(pl_module, self._batches(trainer), self.layers, trainer.world_size, self.options)
         self.tracker.rows = rows = self._rows
         if all(row["epoch"] < epoch for row in rows):
-            numbers = self._measured(trainer, epoch)
+            numbers = self.tracker(epoch)
             for logger in trainer.loggers if numbers else []:
                 logger.log_metrics(numbers, step=trainer.global_step)  # before training no epoch collects them
 
     def on_train_epoch_end(self, trainer, pl_module):
         """Measure the model after an epoch, or else log the last numbers, for callbacks that look each time."""
-        self._measured(trainer, trainer.current_epoch + 1)
+        self.tracker.loader = self._batches(trainer)  # the trainer may have made a new one
+        self.tracker(trainer.current_epoch + 1)
         pl_module.log_dict(self.tracker.numbers(), sync_dist=True)
 
     def state_dict(self):
@@ -83,10 +84,6 @@ class CollapseCallback(Callback):
     def load_state_dict(self, state_dict):
         """Take the rows of a checkpoint."""
         self._rows = state_dict["rows"]
-
-    def _measured(self, trainer, epoch: int) -> dict[str, float]:
-        self.tracker.loader = self._batches(trainer)  # the trainer may have made a new one
-        return self.tracker(epoch)
 
     def _batches(self, trainer):
         return trainer.train_dataloader if self.loader is None else self.loader

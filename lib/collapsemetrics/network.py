@@ -179,15 +179,13 @@ def measure(
     checks.one_of(("refuse", "skip"), missing=missing)
     checks.integers(1, batches=1 if batches is None else batches)
     reader = Reader(model, layers, device, reduce, label_key, ignore_index, mask, split, forward, batches)
-    if isinstance(head, tuple | list):
-        reader.read_by_head = reader.layers[-1]
-    if nc4 and reader.read_by_head not in reader.layers:
-        raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {reader.layers}")
     loader, test_loader, outside_loader = map(own, (loader, test_loader, outside_loader))
     kept = randomness_kept(reader.device, loader, test_loader, outside_loader)
     with kept, _buffers_of_first(model, group):
         with _failing_together(group):
             passed = _begun(reader, reader.batches_of(loader), head, K)
+        if nc4 and reader.read_by_head not in reader.layers:
+            raise ValueError(f"nc4 is measured of {PENULTIMATE!r}, which is not among layers = {reader.layers}")
         if nc4 and (rows := len(reader.head.weight)) != reader.K:
             raise ValueError(f"the head has {rows} rows and K is {reader.K}: nc4 needs one for each class")
         both = test_loader is not None and outside_loader is not None
@@ -239,9 +237,17 @@ def layers(model: nn.Module, batch, *, split: Callable | None = None, forward: C
     2      (3, 3)
     """
     reader = Reader(model, None, None, "mean", None, -100, None, split, forward, 1)
+    found = LayerShapes()
+
+    def keep(name, module, inputs, named, output):
+        output = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(output, Tensor) and name:
+            found[name] = tuple(output.shape)
+
     with randomness_kept(reader.device):
         x, _ = next(reader.batches_of([batch], labelled=False))
-        return LayerShapes(reader.shapes(x))
+        reader.watched(x, keep)
+    return found
 
 
 def _begun(reader: Reader, batches: Iterator[tuple], given: Classifier | None, K: int | None) -> Iterable[tuple]:
@@ -255,6 +261,7 @@ def _begun(reader: Reader, batches: Iterator[tuple], given: Classifier | None, K
         if PENULTIMATE in reader.layers:
             raise ValueError("head = (W, b): give as layers= the layer that it reads, the last if there are several")
         head = as_head("(W, b)", SimpleNamespace(weight=W, bias=b))
+        reader.read_by_head = reader.layers[-1]
     elif given is not None:
         name = reader.name(given)
         head = as_head(name, reader.modules[name])
@@ -333,10 +340,9 @@ def _of_training(
     found = Measures(K=len(classes), head=head.name if head else None, centre=centre)
     for name, part in collected.items():
         row = {"layer": name, "d": part.d, "samples": part.samples} | part.measures(centre, details)
-        row |= dict.fromkeys(("nc3", "duality", "accuracy", "nc4"))
-        if name == reader.read_by_head:
-            row["accuracy"] = accuracy
-        if name == reader.read_by_head and head.weight.shape == (K, part.d) and head.weight.any():
+        is_read = name == reader.read_by_head
+        row |= {"nc3": None, "duality": None, "nc4": None, "accuracy": accuracy if is_read else None}
+        if is_read and head.weight.shape == (K, part.d) and head.weight.any():
             W = head.weight[classes].to(part.means)
             row["nc3"] = formulas.nc3(W, part.means).item()
             row["duality"] = formulas.duality(W, part.means - part.centre(centre)).item()
@@ -351,7 +357,7 @@ def _of_training(
         found.statistics[name] = ClassMeans(part.means, part.counts, part.variances, classes)
     found.notes = _notes(found, collected, reader)
     if nc4:
-        counts = _no_counts(found, reader)
+        counts = torch.zeros(len(found), 3, dtype=torch.int64, device=reader.device)
         with _failing_together(group):
             for features in kept or _again(reader, loader):
                 _compare(found, counts, features)
@@ -368,7 +374,7 @@ def _add_test(found: Measures, reader: Reader, loader: Loader, missing: str, gro
 
     Returns their values of :func:`_scored`.
     """
-    counts = _no_counts(found, reader)
+    counts = torch.zeros(len(found), 3, dtype=torch.int64, device=reader.device)
     compare, batches = partial(_compare, found, counts), reader.batches_of(loader)
     with checks.errors_of("test_loader"):
         seen, collected, accuracy, values = _collected(reader, batches, reader.K, missing, group, compare)
@@ -448,13 +454,10 @@ class _Kept(list):
             self.clear()
 
 
-def _no_counts(found: Measures, reader: Reader) -> Tensor:
-    """For each row 0 samples, 0 nearest to their own class mean, and 0 that the head puts into another class."""
-    return torch.zeros(len(found), 3, dtype=torch.int64, device=reader.device)
-
-
 def _compare(found: Measures, counts: Tensor, features: dict[str, tuple]) -> None:
-    """Add the samples of a batch to the counts that :func:`_no_counts` describes."""
+    """Count the samples of a batch: for each row all, those nearest to their own class mean, and those that the head
+    puts into another class than the nearest.
+    """
     for row, count in zip(found, counts, strict=True):
         H, y, scores = features[row["layer"]]
         means, _, _, classes = found.statistics[row["layer"]]
@@ -475,8 +478,7 @@ def _add_compared(found: Measures, counts: Tensor, prefix: str, group) -> None:
 def _statistics(name: str, K: int, d: int, device: torch.device) -> ClassStatistics:
     """Empty statistics of a layer; on the CPU for MPS, a device without float64."""
     if d > LARGEST_WIDTH:
-        advice = 'use reduce="mean" or a layer of fewer dimensions'
-        raise ValueError(f"{called(name)} has {d} dimensions, more than {LARGEST_WIDTH}: {advice}")
+        raise ValueError(f"{called(name)} is {d} wide, above {LARGEST_WIDTH}: use reduce='mean' or a narrower layer")
     return ClassStatistics(K, d, "cpu" if device.type == "mps" else device, chance=K > 1)
 
 

@@ -156,7 +156,7 @@ class Reader:
             if isinstance(output, Tensor) and output.ndim > 1 and _may_be_head(name, module):
                 outputs.setdefault(name, []).append(output[:1].clone())  # a view would keep all
 
-        logits = _logits(self._watched(x, keep))
+        logits = _logits(self.watched(x, keep))
         reason, seen, found = "the model returns no scores (n_samples, K), or several tensors that may be these", [], []
         if logits is not None:
             reason = "the output of the model is that of no linear layer"
@@ -168,26 +168,14 @@ class Reader:
             raise ValueError(f"{reason}{saw}: name the head, or give layers= with K= or with head=(W, b)")
         return as_head(found[-1], self.modules[found[-1]])
 
-    def shapes(self, x) -> dict[str, tuple[int, ...]]:
-        """The shape of what each layer gives, by its name, found by running on inputs; without what is no tensor."""
-        found = {}
-
-        def keep(name, module, inputs, named, output):
-            output = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(output, Tensor) and name:
-                found[name] = tuple(output.shape)
-
-        self._watched(x, keep)
-        return found
-
-    def _watched(self, x, keep: Callable):
+    def watched(self, x, keep: Callable):
         """The model's output for inputs, while `keep` is called as a hook, with the name of the module before it."""
         hooks = []
         for name, module in self.model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
                 hooks.append((module, partial(keep, name)))
         with evaluated(self.model, hooks), torch.no_grad():
-            return self._run(x)[1]
+            return self.forward(self.model, self._moved(x))
 
     def read(self, batches: Iterable[tuple]) -> Iterator[dict[str, tuple]]:
         """For each batch, by layer, features `(n, d)`, labels `(n,)` and scores; to be closed.
@@ -199,16 +187,16 @@ class Reader:
         with evaluated(self.model, [self._hook(name, outputs) for name in self.layers]):
             for x, y in batches:
                 with torch.no_grad():  # no inference mode: what a model keeps for later could not be trained with
-                    x, result = self._run(x)
-                for name in self.layers:
-                    if name not in outputs:
-                        raise ValueError(f"{called(name)} does not run when the model does")
+                    x = self._moved(x)
+                    result = self.forward(self.model, x)
                 logits, of_head = _logits(result), None
                 n = next((len(each) for each in (y, logits) if each is not None and each.ndim), 0)
                 if PENULTIMATE in outputs:
                     outputs[PENULTIMATE], of_head = self._given(outputs[PENULTIMATE], logits, n)
                 features = {}
                 for name in self.layers:
+                    if name not in outputs:
+                        raise ValueError(f"{called(name)} does not run when the model does")
                     features[name] = self._labelled(name, _whole(outputs.pop(name), n), x, y, of_head, logits)
                 del x, result, logits, of_head  # before the loader makes the next batch
                 yield features
@@ -231,7 +219,8 @@ class Reader:
     def _given(self, runs: list[tuple], logits: Tensor | None, n: int) -> tuple[list, object]:
         """What the head reads, as of one run, and gives.
 
-        Of several runs that one counts whose output is the model's, or all that share n samples.
+        Of several runs that one counts whose output is the model's, or all that share n samples; of several tokens that
+        one which the model takes.
         """
         given, scores = (_whole(parts, n) for parts in zip(*runs, strict=True))
         if len(runs) > 1 and scores is runs[-1][1]:
@@ -239,7 +228,10 @@ class Reader:
             if not matching:
                 self.notes[f"{called(self.head.name, 'head')} runs several times in a pass: its last run counts"] = True
             given, scores = (matching or runs)[-1]
-        return [_chosen(given, scores, logits)], scores
+        tokens = _tokens(scores, logits)
+        if tokens is not None and getattr(given, "ndim", 0) == 3:
+            given = given[torch.arange(len(given), device=given.device), tokens]
+        return [given], scores
 
     def _split(self, batch, labelled: bool) -> tuple:
         """Inputs and labels of a batch."""
@@ -261,11 +253,6 @@ class Reader:
             return y
         self.notes["labels are the input_ids: each token has the label of the next one, as in causal models"] = True
         return nn.functional.pad(y[:, 1:], (0, 1), value=self.ignore_index)
-
-    def _run(self, x) -> tuple:
-        """The inputs, moved to the device, and the model's output."""
-        x = self._moved(x)
-        return x, self.forward(self.model, x)
 
     def _moved(self, value):
         """Inputs on the device, arrays as tensors, with the precision of the weights if none of them has their own."""
@@ -292,8 +279,8 @@ class Reader:
         y = y.flatten() if len(rows) == y.numel() else y
         kept = y != self.ignore_index
         if y.shape == (len(rows),) and not kept.all():
-            rows, given = (part if part is None else part[kept.to(part.device)] for part in (rows, given))
-            y = y[kept]
+            rows, y = rows[kept.to(rows.device)], y[kept]
+            given = None if given is None else given[kept.to(given.device)]
         return rows, y, given
 
     def _positions(self, name: str, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -446,27 +433,19 @@ def _gives(output: Tensor, logits: Tensor) -> bool:
     """Whether a module's output is the model's: as is, at one of the tokens, or averaged over tokens or positions."""
     if output.ndim == logits.ndim or logits.ndim != 2:
         return output.shape == logits.shape and torch.equal(output, logits)
-    if output.ndim == 3 and output.shape[::2] == logits.shape and _tokens(output, logits) is not None:
+    if _tokens(output, logits) is not None:
         return True
     averaged = output.mean(1) if output.ndim == 3 else output.flatten(2).mean(2)
     return averaged.shape == logits.shape and torch.allclose(averaged, logits, rtol=1e-4, atol=1e-6)
 
 
-def _tokens(scores: Tensor, logits: Tensor) -> Tensor | None:
+def _tokens(scores, logits: Tensor | None) -> Tensor | None:
     """For each sample the last token whose scores are the sample's; None if a sample has no such token."""
+    if logits is None or getattr(scores, "ndim", 0) != 3 or scores.shape[::2] != logits.shape:
+        return None
     same = (scores == logits[:, None]).all(-1)
     last = same.shape[1] - 1 - same.int().flip(1).argmax(1)
     return last if same.any(1).all() else None
-
-
-def _chosen(given, scores, logits: Tensor | None):
-    """The input of the head; if there is one for each token, the one that the model takes."""
-    if not isinstance(given, Tensor) or given.ndim != 3 or not isinstance(scores, Tensor) or logits is None:
-        return given
-    if scores.ndim != 3 or logits.shape != (len(scores), scores.shape[2]):
-        return given
-    tokens = _tokens(scores, logits)
-    return given if tokens is None else given[torch.arange(len(given), device=given.device), tokens]
 
 
 def _copied(output):

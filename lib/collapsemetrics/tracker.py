@@ -65,8 +65,7 @@ class Tracker:
     def __init__(
         self, model: nn.Module, loader: Loader, layers: Layers = None, *, every: int | Collection[int] = 1, **options
     ):
-        loaders = {"loader": loader} | {name: options.get(name) for name in ("test_loader", "outside_loader")}
-        for name, given in loaders.items():
+        for name, given in {"loader": loader, **options}.items():
             if isinstance(given, Iterator):
                 raise ValueError(f"{name} can be read once only: give a DataLoader, a list or a function")
         if not isinstance(every, Collection):
@@ -90,13 +89,12 @@ class Tracker:
 
     def numbers(self) -> dict[str, float]:
         """The numbers of the last epoch that was measured, under names like `"nc1/penultimate"`; none before."""
-        last = [row for row in self.rows if row["epoch"] == self.rows[-1]["epoch"]]
-        return {
-            f"{column}/{named(row['layer'])}": row[column]
-            for row in last
-            for column in TITLES
-            if row.get(column) is not None
-        }
+        found = {}
+        for row in self.rows:
+            for column in TITLES:
+                if row["epoch"] == self.rows[-1]["epoch"] and row.get(column) is not None:
+                    found[f"{column}/{named(row['layer'])}"] = row[column]
+        return found
 
     def state_dict(self) -> dict[str, list[dict]]:
         """The rows, for a checkpoint."""

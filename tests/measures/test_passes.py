@@ -213,6 +213,12 @@ def test_the_layers_of_a_model_are_listed_with_their_shapes_and_can_be_measured(
         metrics.layers(model, None)
 
 
+def test_a_scripted_part_of_a_model_which_takes_no_hooks_is_left_out_of_the_list_of_layers():
+    (x, y), part = samples(), torch.jit.script(nn.Linear(6, 8))
+    model = nn.Sequential(part, nn.Linear(8, 3))
+    assert dict(metrics.layers(model, (x, y))) == {"1": (60, 3)} and measure(model, [(x, y)]).head == "1"
+
+
 # The head -------------------------------------------------------------------------------------------------------------
 
 
