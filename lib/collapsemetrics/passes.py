@@ -109,8 +109,7 @@ class Reader:
         if self.device.type == "meta":
             raise ValueError("the weights are on the meta device: load them, or give device= if they are offloaded")
         self.dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
-        self.head: Head | None = None
-        self.K, self.linear, self.frame = None, None, None
+        self.head = self.K = self.linear = self.frame = None
         self.read_by_head = PENULTIMATE
         self.notes: dict[str, bool] = {}
         if callable(reduce):

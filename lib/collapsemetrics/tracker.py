@@ -89,10 +89,10 @@ class Tracker:
 
     def numbers(self) -> dict[str, float]:
         """The numbers of the last epoch that was measured, under names like `"nc1/penultimate"`; none before."""
-        found = {}
-        for row in self.rows:
+        found, last = {}, [row for row in self.rows if row["epoch"] == self.rows[-1]["epoch"]]
+        for row in last:
             for column in TITLES:
-                if row["epoch"] == self.rows[-1]["epoch"] and row.get(column) is not None:
+                if row.get(column) is not None:
                     found[f"{column}/{named(row['layer'])}"] = row[column]
         return found
 
