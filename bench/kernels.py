@@ -54,10 +54,9 @@ class Sizes(NamedTuple):
 PAPERS = {"mlps": (24, 2048, 512, 5120, 3072), "resnet": (10_240, 1, 28, 1.0, 128), "runs": 40}
 PAPERS |= {"sentence_steps": (5000, 500), "descent_steps": (2000, 300)}
 SIZES = {"cpu": Sizes(), "cuda": Sizes(**PAPERS)}
-SMALLER = """On a processor the perceptrons, the ResNet, its images, and the number of runs are smaller than the paper's
-({0} of width {1}, {4} inputs, batches of {2}; width {resnet[3]:g}, {resnet[2]} × {resnet[2]} pixels, batches of
-{resnet[4]}; {runs} runs); the sentence task and the unconstrained model have the paper's sizes. One run of the plain
-loop stands for all of them."""
+SMALLER = """On a processor three things are smaller than in the papers: the perceptrons ({0} of width {1}, {4} inputs,
+batches of {2}), the ResNets (width {resnet[3]:g}, {resnet[2]} × {resnet[2]} pixels, batches of {resnet[4]}), and the
+number of runs ({runs}). The sentence task and the unconstrained models have the papers' sizes."""
 
 
 class Kernel(NamedTuple):

@@ -22,6 +22,7 @@ from lib.checks import nearest
 
 FORMAT = 1
 RECORDED = ("night", "paper")
+STATES = ("current, paper", "current, night", "outdated", "not measured", "none")  # of the record of a claim
 CLAIM = ("id", "verdict", "measured", "expected", "dataset", "seconds")
 
 
@@ -175,43 +176,42 @@ def _load(path: Path) -> dict:
 def overview(recorded: dict[str, dict], live: dict[str, dict], root: Path = ROOT) -> str:
     """What has been measured at paper scale and what has not, as Markdown, for chapters/back/paper-profile.md.
 
-    recorded: what `read` found. live: {id: record} of this build, to whose tables the claims are linked. One table for
-    each paper; claims of one chapter that are in the same state share a row.
+    recorded: what `read` found. live: {id: record} of this build, to whose tables the claims are linked. Counts first;
+    then, in a fold, a table for each paper, in which claims of one chapter whose records are alike share a row.
     """
-    declared = declarations.read().claims
-    current = [claim for claim in recorded.values() if claim["measured"] and not claim["outdated"]]
-    of = Counter(claim["profile"] for claim in current)
-    cards = sum(claim["machine"]["device"] == "cuda" for claim in current)
-    parts = [
-        f"{of['paper']} of the {len(declared)} claims have a current record of the `paper` profile and {of['night']} "
-        f"one of `night`, {cards} of them of a run on a GPU. The other {len(declared) - len(current)} are judged by "
-        "the build at hand alone."
-    ]
-    pages = {page.path: page for page in chapters(root)}
+    declared, pages = declarations.read().claims, {page.path: page for page in chapters(root)}
     places = claims.check_sources(pages.values())  # in the order of the pages
+    counts, details = {}, []
     for paper, title in declarations.NAMES.items():
-        rows: dict[tuple[Page, str], list[str]] = {}
+        count, rows, lines = Counter(), {}, []
         for name, path in places.items():
             if declared[name]["paper"] == paper:
-                rows.setdefault((pages[path], _state(recorded.get(name))), []).append(name)
+                state, words = _state(recorded.get(name))
+                count[state] += 1
+                rows.setdefault((pages[path], words), []).append(name)
+        for (page, words), names in rows.items():
+            linked = ", ".join(PARTS.claim_link(name, live.get(name), "../") for name in names)
+            changes = {reason for name in names for reason in recorded.get(name, {}).get("outdated", ())}
+            words += f"; changes since: {len(changes)}" if changes else ""
+            lines.append((f"[{page.title}](../{page.short}.md)", linked, words))
         if rows:
-            lines = []
-            for (page, state), names in rows.items():
-                linked = ", ".join(PARTS.claim_link(name, live.get(name), "../") for name in names)
-                lines.append((f"[{page.title}](../{page.short}.md)", linked, state))
-            shown = table(("chapter", "claims", "state"), lines)
-            parts += [f"### {title}", '<div class="overview">', shown, "</div>"]
-    return "\n\n".join(parts)
+            counts[title] = count
+            shown = table(("chapter", "claims", "record"), lines)
+            details += [f"**{title}**", '<div class="overview">', shown, "</div>"]
+    counts["all claims"] = sum(counts.values(), Counter())
+    numbers = ((title, *(str(count[state]) for state in STATES)) for title, count in counts.items())
+    folded = '<details class="aside"><summary>The record of every claim</summary>'
+    return "\n\n".join([table(("claims of", *STATES), numbers), folded, *details, "</details>"])
 
 
-def _state(claim: dict | None) -> str:
+def _state(claim: dict | None) -> tuple[str, str]:
+    """One of `STATES`, and the same in more words."""
     if claim is None:
-        return "never run at paper scale"
-    machine = claim["machine"]
-    where = f"a CPU, {machine['name']}" if machine["device"] == "cpu" else machine["name"]
-    when = f'<span class="claim-record">{claim["finished"][:10]} on {html.escape(where)}</span>'
+        return "none", "none"
+    where = "CPU" if claim["machine"]["device"] == "cpu" else html.escape(claim["machine"]["name"])
+    made = f"`{claim['profile']}`, {where}, {claim['finished'][:10]}"
     if claim["outdated"]:
-        return f"outdated: {html.escape('; '.join(claim['outdated']))} (recorded {when})"
+        return "outdated", f"outdated: {made}"
     if not claim["measured"]:
-        return f"not measured: {html.escape(claim['reason'].rstrip('.'))} ({when})"
-    return f"recorded {when}" if claim["profile"] == "paper" else f"recorded at {claim['profile']} {when}"
+        return "not measured", f"not measured ({html.escape(claim['reason'].rstrip('.'))}): {made}"
+    return f"current, {claim['profile']}", f"current: {made}"

@@ -131,8 +131,8 @@ def test_a_night_is_recorded_where_there_is_nothing_larger(book):
     (taken,) = record(book)
     assert taken["profile"] == taken["parameters"]["profile"] == "night"
     page, found = states(book)
-    assert "0 of the 2 claims have a current record of the `paper` profile and 1 one of `night`" in page
-    assert found["fc-one"].startswith("recorded at night 2026")
+    assert "| Feature collapse | 0 | 1 | 0 | 1 | 0 |" in page
+    assert found["fc-one"] == "current: `night`, Card 1, 2026-11-22"
     book.pretend(machine=PROCESSOR)
     assert record(book)[0]["profile"] == "paper"
 
@@ -212,23 +212,24 @@ def states(book):
     """What the page about the paper profile says about each claim."""
     page = records.overview(records.read(book.root), {}, book.root)
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if "ledger-" in line]
-    rows = [(*cells, re.sub('<span class="claim-record">([^<]*)</span>', r"\1", state)) for *cells, state in rows]
     return page, {name: state for _, names, state in rows for name in re.findall(r">([\w-]+)</a>", names)}
 
 
-def test_the_overview_says_of_every_claim_what_is_known(book):
+def test_the_overview_counts_the_records_and_says_of_every_claim_what_is_known(book):
     page, found = states(book)
-    assert "0 of the 2 claims" in page and "The other 2 are judged by the build at hand alone." in page
-    assert "### Feature collapse" in page and "### Low-rank bias" not in page
+    assert "| claims of | current, paper | current, night | outdated | not measured | none |" in page
+    assert "| Feature collapse | 0 | 0 | 0 | 0 | 2 |" in page and "Low-rank bias" not in page
     assert "[Chapter one](../part/one.md)" in page
-    assert found == dict.fromkeys(("fc-one", "fc-two"), "never run at paper scale")
+    assert found == dict.fromkeys(("fc-one", "fc-two"), "none")
     book.pretend()
     record(book)
     page, found = states(book)
-    assert "1 of the 2 claims" in page and "1 of them of a run on a GPU. The other 1 are" in page
-    assert found["fc-one"] == "recorded 2026-11-22 on Card 1"
-    assert found["fc-two"] == "not measured: it takes a cluster (2026-11-22 on Card 1)"
+    assert "| Feature collapse | 1 | 0 | 0 | 1 | 0 |\n| all claims | 1 | 0 | 0 | 1 | 0 |" in page
+    assert found["fc-one"] == "current: `paper`, Card 1, 2026-11-22"
+    assert found["fc-two"] == "not measured (it takes a cluster): `paper`, Card 1, 2026-11-22"
     book.edit("lib/deeper.py", "42", "44")
+    book.declare({**CLAIM, "expect": {"y": {"below": 1}}}, {**CLAIM, "id": "fc-two"})
     page, found = states(book)
-    assert "0 of the 2 claims" in page
-    assert found["fc-one"] == "outdated: lib.deeper changed (recorded 2026-11-22 on Card 1)"
+    assert "| Feature collapse | 0 | 0 | 2 | 0 | 0 |" in page
+    both = "outdated: `paper`, Card 1, 2026-11-22; changes since: 2"
+    assert found == {"fc-one": both, "fc-two": both}, "they share a row, although one has one change more"
