@@ -72,6 +72,12 @@ def test_recording_the_same_execution_again_changes_nothing_and_another_one_is_j
     assert taken["claims"][0]["verdict"] == "not reproduced"
 
 
+def test_a_page_reads_what_the_record_of_a_claim_holds(kept):
+    assert claims.recorded("fc-one", kept.root) == {"x": 42, "note": [1, 2]}
+    file(kept).unlink()
+    assert claims.recorded("fc-one", kept.root) == {}
+
+
 def test_chapters_without_claims_and_of_another_profile_are_passed_over(two_measure, capsys):
     two_measure.pretend("two", profile="laptop")
     assert [taken["chapter"] for taken in record(two_measure)] == ["part/one"]

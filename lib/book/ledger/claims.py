@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from lib.book.folders import ROOT
 from lib.book.kernel import notes
 from lib.book.kernel.profiles import PROFILES
 from lib.book.ledger import declarations, tables
@@ -72,6 +73,19 @@ class Ledger:
         self._last = now
         table = tables.claim(record, links=False)
         display({MIME: record, "text/html": table, "text/plain": f"{name}: {record['verdict']}"}, raw=True)
+
+
+def recorded(name: str, root: Path = ROOT) -> dict[str, object]:
+    """What the recorded run of a claim's chapter at `night` or `paper` measured, {quantity: value}; empty if none is.
+
+    A page quotes a larger run with it. A chapter does not become stale when a record changes: its next execution
+    shows the new numbers.
+    """
+    for path in (root / "recorded").rglob("[!.]*.json"):
+        for claim in json.loads(path.read_text(encoding="utf8"))["claims"]:
+            if claim["id"] == name:
+                return claim["measured"]
+    return {}
 
 
 def _clock():

@@ -51,14 +51,15 @@ except ImportError:
 def wheel(root: Path, everything: list[Page]) -> tuple[str, bytes]:
     """The file name and the content of a wheel of what chapters call and read.
 
-    It holds `lib`, `collapsemetrics`, the declarations and the stored results of chapters, where the library looks for
-    them, and asks for the packages that `pyproject.toml` lists as `book`.
+    It holds `lib`, `collapsemetrics`, the declarations, the stored results of chapters and the records, where the
+    library looks for them, and asks for the packages that `pyproject.toml` lists as `book`.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
     library = (path for path in (root / "lib").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     files = {re.sub("^lib/(?=collapsemetrics/)", "", str(path.relative_to(root))): path for path in library}
     read = [path for name in DECLARATIONS if (path := root / f"chapters/{name}.yml").is_file()]
     read += [path for page in everything if page.is_chapter for path in page.files]
+    read += (root / "recorded").rglob("[!.]*.json")
     files |= {path.relative_to(root).as_posix(): path for path in read}
     contents = {name: files[name].read_bytes() for name in sorted(files)}
     content = "".join(map(_digest, contents.values()))
