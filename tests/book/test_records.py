@@ -204,6 +204,31 @@ def test_the_records_of_this_book_are_in_order():
 # ------------------------------------------------------------------------------------------------------------- pages
 
 
+def quoted(text):
+    """What a page quotes from records: the numbers as typed, and the quantities that `<!-- recorded claim: x; y -->`
+    names after them (`x [1]` is the second number of a list)."""
+    for mark in re.finditer(r"<!-- recorded ([\w-]+): (.+?) -->", text):
+        before = re.sub(r"(?s)<!--.*?-->", "", text[: mark.start()].rpartition("\n")[2])
+        values = []
+        for name in mark[2].split("; "):
+            name, _, place = name.removesuffix("]").partition(" [")
+            value = claims.recorded(mark[1])[name]
+            value = value[int(place)] if place else value
+            values += value if isinstance(value, list) else [value]
+        yield re.findall(r"[−+]?\d+(?:\.\d+)?(?: ?%)?", before)[-len(values) :], values
+
+
+def test_numbers_that_pages_quote_from_records_are_those_of_the_records():
+    found = [pair for page in chapters() for pair in quoted(page.text)]
+    assert found
+    for typed, values in found:
+        for number, value in zip(typed, values, strict=True):
+            digits = number.rstrip(" %").partition(".")[2]
+            sign = "+" if number[0] == "+" else ""
+            shown = f"{100 * value if '%' in number else value:{sign}.{len(digits)}f}"
+            assert number.rstrip(" %") == shown.replace("-", "−"), (typed, values)
+
+
 def test_the_rows_of_claims_json_hold_what_is_recorded(kept):
     rows = {row["id"]: row for row in publish.write_claims({}, records.read(kept.root))}
     assert set(rows["fc-one"]) == set(publish.FIELDS)
