@@ -154,6 +154,15 @@ def test_every_figure_has_a_caption_and_says_its_message_in_words(name, article)
         assert len(caption.get_text().split()) >= 3, said
 
 
+def test_theorems_equations_and_citations_are_numbered_and_linked(article):
+    page = article("chapters/feature-collapse/theorems")
+    boxes, numbers = page.select("div.proof.theorem"), page.select("div.proof .caption-number")
+    assert len(boxes) >= 3 and all(box.get("id") for box in boxes)
+    expected = [f"I.2.{n}" for n in range(1, len(numbers) + 1)]  # part, page, place on the page
+    assert [number.get_text().split()[1] for number in numbers] == expected
+    assert page.select("span.eqno") and page.select("a.reference[href*='bibliography.html#']")
+
+
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_a_statement_says_whose_it_is_what_is_printed_where_it_is_proven_and_what_measures_it(name, article):
     """A theorem, lemma or proposition is of a paper, and then a card, or says that it is not in the paper."""
