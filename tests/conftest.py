@@ -16,9 +16,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the p
 
 
 def pytest_collection_modifyitems(items):
-    """One file that looks at the smoke book comes first, so that its process builds it; the others come last."""
-    turns = {"test_every_page": 0, "test_figures_that_answer": 3, "test_pages": 3, "test_pdf": 3, "test_site": 3}
-    items.sort(key=lambda item: turns.get(item.path.stem, 1 if item.path.parent.name == "book" else 2))
+    """The two longest files first, of which one builds the smoke book and the other waits; the short ones last, so
+    that no process is at work alone in the end."""
+    turns = {"test_every_page": 0, "test_site": 1}
+    items.sort(key=lambda item: turns.get(item.path.stem, 2 if item.path.parent.name == "book" else 3))
 
 
 @pytest.fixture(scope="session")
