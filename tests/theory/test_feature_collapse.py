@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lib.data.sentences import all_latents, sentence_task, uniform_frequencies, zipf_frequencies
-from lib.models.sentences import empirical_risk, layer_norm
+from lib.models.sentences import layer_norm, true_risk
 from lib.search.many_starts import multistart
 from lib.theory import certificates
 from lib.theory import feature_collapse as theory
@@ -24,11 +24,6 @@ def tasks(draw, frequencies="any", largest=1300):
     raw = draw(st.lists(st.floats(0.05, 1.0), min_size=s_c, max_size=s_c))
     mu = torch.tensor(raw, dtype=torch.float64) if frequencies == "any" else torch.ones(s_c, dtype=torch.float64)
     return sentence_task(n_c, n_c * s_c, L, frequencies=mu / mu.sum())
-
-
-def true_risk(task, lam, normalize=False):
-    x, y, p = task.enumerate()
-    return lambda W, U: empirical_risk(W, U, x, y, lam, normalize, p / task.K)
 
 
 def gradient(risk, W, U):

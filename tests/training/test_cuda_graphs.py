@@ -33,14 +33,6 @@ def test_exactly_the_steps_asked_for_are_made_and_all_but_the_first_and_the_rest
     assert len(replays) == sum(steps // unroll for steps in lengths)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 25])
-def test_a_processor_calls_the_step(steps, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "_record", None)  # not to be called
-    made = []
-    cuda_graphs.recorded(lambda: made.append(1), "cpu")(steps)
-    assert len(made) == steps
-
-
 # ------------------------------------------------------------------------------------- the recordings of these tests
 
 
