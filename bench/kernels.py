@@ -54,9 +54,10 @@ class Sizes(NamedTuple):
 PAPERS = {"mlps": (24, 2048, 512, 5120, 3072), "resnet": (10_240, 1, 28, 1.0, 128), "runs": 40}
 PAPERS |= {"sentence_steps": (5000, 500), "descent_steps": (2000, 300)}
 SIZES = {"cpu": Sizes(), "cuda": Sizes(**PAPERS)}
-SMALLER = """On a processor three things are smaller than in the papers: the perceptrons ({0} of width {1}, {4} inputs,
-batches of {2}), the ResNets (width {resnet[3]:g}, {resnet[2]} × {resnet[2]} pixels, batches of {resnet[4]}), and the
-number of runs ({runs}). The sentence task and the unconstrained models have the papers' sizes."""
+SMALLER = """On a processor three things are smaller than in the papers: the perceptrons ({mlps[0]} of width {mlps[1]},
+{mlps[4]} inputs, batches of {mlps[2]}), the ResNets (width {resnet[3]:g}; {resnets[2]} × {resnets[2]} pixels and
+batches of {resnets[4]} for ResNet20, {resnet[2]} × {resnet[2]} and {resnet[4]} for ResNet18), and the number of runs.
+The sentence task and the unconstrained models have the papers' sizes."""
 
 
 class Kernel(NamedTuple):
@@ -77,7 +78,7 @@ def run() -> None:
     about |= {"date": datetime.date.today().isoformat(), "sizes": "All sizes are the paper's.", "rates": rates(device)}
     if device == "cpu":
         sizes = SIZES["cpu"]
-        about["sizes"] = SMALLER.format(*sizes.mlps, resnet=sizes.resnet, runs=sizes.runs)
+        about["sizes"] = SMALLER.format(**sizes._asdict())
     about["rows"] = [measured(kernel, about["rates"], device) for kernel in computations(device, SIZES[device])]
     with atomically(KEPT / f"{device}.json") as partial:
         partial.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

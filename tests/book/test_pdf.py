@@ -79,7 +79,7 @@ def test_the_poster_is_one_sheet_with_all_of_its_page(chromium, smoke_book, tmp_
     assert [float(side) / 72 * 25.4 for side in sheet.mediabox[2:]] == pytest.approx([420, 594], abs=1)
     text = sheet.extract_text()
     assert [number for number in range(1, 9) if f"Fig. {number} " not in text] == []
-    assert "Where to read on" in text
+    assert "Where to go next" in text
 
 
 def test_what_is_wider_than_the_page_is_found_and_a_formula_made_smaller(tab):
