@@ -16,10 +16,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the p
 
 
 def pytest_collection_modifyitems(items):
-    """The two longest files first, of which one builds the smoke book and the other waits; the short ones last, so
-    that no process is at work alone in the end."""
-    turns = {"test_every_page": 0, "test_site": 1}
-    items.sort(key=lambda item: turns.get(item.path.stem, 2 if item.path.parent.name == "book" else 3))
+    """The longest file first, whose process builds the smoke book, while the other one does what needs no book; the
+    other files that look at it come last, the longest of them first."""
+    turns = {"test_every_page": 0, "test_site": 3, "test_downloads": 4, "test_figures_that_answer": 4}
+    turns |= {"test_pages": 5, "test_pdf": 5}
+    items.sort(key=lambda item: turns.get(item.path.stem, 1 if item.path.parent.name == "book" else 2))
 
 
 @pytest.fixture(scope="session")
