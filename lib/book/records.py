@@ -146,7 +146,7 @@ def load(root: Path = ROOT) -> list[dict]:
     files hold.
     """
     declared, places, records = declarations.read().claims, {}, []
-    for path in sorted((root / "recorded").rglob("[!.]*.json")):  # a hidden file is what a killed process left
+    for path in claims.record_files(root):
         records.append(_load(path))
         for claim in records[-1]["claims"]:
             name, again = claim["id"], f"record {records[-1]['chapter']} anew, or delete its file"

@@ -75,13 +75,18 @@ class Ledger:
         display({MIME: record, "text/html": table, "text/plain": f"{name}: {record['verdict']}"}, raw=True)
 
 
+def record_files(root: Path = ROOT) -> list[Path]:
+    """The files of `recorded/`; a hidden one is what a killed process left."""
+    return sorted((root / "recorded").rglob("[!.]*.json"))
+
+
 def recorded(name: str, root: Path = ROOT) -> dict[str, object]:
     """What the recorded run of a claim's chapter at `night` or `paper` measured, {quantity: value}; empty if none is.
 
     A page quotes a larger run with it. A chapter does not become stale when a record changes: its next execution
     shows the new numbers.
     """
-    for path in (root / "recorded").rglob("[!.]*.json"):
+    for path in record_files(root):
         for claim in json.loads(path.read_text(encoding="utf8"))["claims"]:
             if claim["id"] == name:
                 return claim["measured"]

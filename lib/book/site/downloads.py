@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 
+from lib.book.ledger.claims import record_files
 from lib.book.page import Page
 
 NAME = "how_representations_collapse"
@@ -59,7 +60,7 @@ def wheel(root: Path, everything: list[Page]) -> tuple[str, bytes]:
     files = {re.sub("^lib/(?=collapsemetrics/)", "", str(path.relative_to(root))): path for path in library}
     read = [path for name in DECLARATIONS if (path := root / f"chapters/{name}.yml").is_file()]
     read += [path for page in everything if page.is_chapter for path in page.files]
-    read += (root / "recorded").rglob("[!.]*.json")
+    read += record_files(root)
     files |= {path.relative_to(root).as_posix(): path for path in read}
     contents = {name: files[name].read_bytes() for name in sorted(files)}
     content = "".join(map(_digest, contents.values()))
